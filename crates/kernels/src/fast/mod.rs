@@ -1,0 +1,40 @@
+//! Fast kernels: what runs in a training step.
+//!
+//! One file a layer, which implements [`Fast`] for the layer's struct of `convoy_net`. Twins: the files of the same names in
+//! `reference/`.
+
+use crate::{Geometry, Kernel, Pass, Stage};
+use convoy_net::Kind;
+
+/// What a layer's fast twin offers.
+pub trait Fast {
+    /// The stages of the forward pass, in order.
+    fn forward(&self, geometry: &Geometry) -> Vec<Stage>;
+
+    /// The stages of the backward pass, in order: weight gradients, then input gradients.
+    fn backward(&self, geometry: &Geometry) -> Vec<Stage>;
+
+    /// The kernel of one of these stages.
+    fn prepare(&self, pass: Pass, geometry: &Geometry) -> Box<dyn Kernel>;
+
+    /// Where each element of a parameter lies in kernel order: `place(index in PyTorch's order)`, and the length with
+    /// filler. A parameter without channels in blocks keeps its order and needs no filler.
+    fn packing(&self, parameter: usize, geometry: &Geometry) -> Packing {
+        unreachable!("bug: parameter {parameter} of a layer without parameters ({geometry:?})")
+    }
+}
+
+/// How a parameter lies in kernel order.
+pub struct Packing {
+    /// Floats in kernel order, filler (always zero) included.
+    pub len: usize,
+    /// For each element of this rank's share in PyTorch's order, its place in kernel order.
+    pub places: Vec<u32>,
+}
+
+/// The fast twin of a layer.
+pub fn twin(kind: &Kind) -> &dyn Fast {
+    match kind {
+        _ => unreachable!("bug: {kind:?} computes nothing"),
+    }
+}

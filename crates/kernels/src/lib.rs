@@ -1,0 +1,19 @@
+//! Kernels: how one core computes a layer.
+//!
+//! `reference/` is naive, readable and complete, in double precision; it never runs in a training step. `fast/` is what runs.
+//! Each layer has a file of the same name in both and in `net`'s `layers/`; property tests hold the two together.
+//!
+//! A fast layer describes its passes as [`Stage`]s (what each reads and writes, its tiles, its work), which the program
+//! sizes and orders, and prepares a [`Kernel`] for each, which the engine runs tile by tile.
+//!
+//! Knows nothing of ranks, networks or graphs.
+
+pub mod fast;
+mod layout;
+pub mod reference;
+mod stage;
+
+pub use layout::{BLOCK, Layout};
+pub use stage::{
+    Geometry, Kernel, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Work, leaf_of, leaf_range,
+};

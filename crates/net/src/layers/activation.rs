@@ -1,0 +1,48 @@
+//! Activations: every element by itself.
+
+use super::{Operation, only};
+use crate::{AxisMap, Misfit, Shape};
+use serde::{Deserialize, Serialize};
+
+/// A function of one number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "function", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Activation {
+    /// max(0, x)
+    Relu,
+    /// x above 0, else slope·x
+    LeakyRelu { slope: f32 },
+    /// x cut off at both ends; ReLU6 is 0 to 6.
+    Clip { low: f32, high: f32 },
+    /// 1 / (1 + e^−x)
+    Sigmoid,
+    /// tanh x
+    Tanh,
+    /// x·sigmoid(x)
+    Silu,
+    /// x·Φ(x) with the normal distribution's Φ, exactly (not the tanh form)
+    Gelu,
+    /// x·clip(x + 3, 0, 6) / 6
+    HardSwish,
+    /// clip(x + 3, 0, 6) / 6
+    HardSigmoid,
+}
+
+impl Operation for Activation {
+    fn infer(&self, inputs: &[Shape]) -> Result<Shape, Misfit> {
+        if let Activation::Clip { low, high } = *self
+            && !(low <= high)
+        {
+            return Err(Misfit::Range {
+                what: "low",
+                found: low.to_string(),
+                possible: format!("at most high = {high}"),
+            });
+        }
+        only(inputs)
+    }
+
+    fn maps(&self, _: &[Shape], _: Shape, _: usize) -> [AxisMap; 5] {
+        [AxisMap::Same; 5]
+    }
+}

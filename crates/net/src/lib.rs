@@ -1,0 +1,22 @@
+//! Networks: what is computed, and nothing about who computes it, where or when.
+//!
+//! A [`Network`] is a list of [`Layer`]s, each reading earlier ones; a layer's [`Kind`] says what it computes and, as one
+//! [`AxisMap`] per axis, how its output reads its inputs. Everything that later divides, sizes or times a network derives
+//! from these.
+//!
+//! Knows nothing of ranks, memory or time.
+#![forbid(unsafe_code)]
+
+mod axis_map;
+mod error;
+pub mod layers;
+mod loss;
+mod network;
+mod shape;
+
+pub use axis_map::{AxisMap, Edge, Sampling};
+pub use error::{Error, Misfit};
+pub use layers::{Init, Kind, Operation, Parameter, Role};
+pub use loss::Loss;
+pub use network::{Layer, LayerId, Network};
+pub use shape::{AXES, Axis, Region, Shape};
