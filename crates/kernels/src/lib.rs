@@ -12,6 +12,8 @@ pub mod fast;
 mod layout;
 pub mod reference;
 mod stage;
+#[cfg(test)]
+mod twin;
 
 pub use layout::{BLOCK, Layout};
 pub use stage::{

@@ -3,6 +3,8 @@
 //! One file a layer, which implements [`Fast`] for the layer's struct of `convoy_net`. Twins: the files of the same names in
 //! `reference/`.
 
+pub mod fold;
+
 use crate::{Geometry, Kernel, Pass, Stage};
 use convoy_net::Kind;
 

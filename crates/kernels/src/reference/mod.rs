@@ -1,1 +1,86 @@
-//! Reference kernels: naive, readable, complete, in double precision. They judge the fast ones and never run in a training step.
+//! Reference kernels: naive, readable, complete, in double precision. They judge the fast ones and never run in a training
+//! step.
+//!
+//! One file a layer, which implements [`Reference`] for the layer's struct of `convoy_net`: loops over the definition, forward
+//! and backward side by side. Finite differences judge the gradients, fixtures made with PyTorch the conventions.
+
+use crate::Mode;
+use convoy_net::{Kind, Shape};
+
+mod convolution;
+
+/// A dense tensor in the order sample, channel, depth, height, width.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Array {
+    pub shape: Shape,
+    pub data: Vec<f64>,
+}
+
+impl Array {
+    /// All zeros.
+    pub fn zeros(shape: Shape) -> Array {
+        Array { shape, data: vec![0.0; shape.len()] }
+    }
+
+    /// The place of an element in `data`.
+    pub fn index(&self, [n, c, d, h, w]: [usize; 5]) -> usize {
+        let s = &self.shape.0;
+        (((n * s[1] + c) * s[2] + d) * s[3] + h) * s[4] + w
+    }
+
+    /// An element; zero outside.
+    pub fn get(&self, at: [isize; 5]) -> f64 {
+        let inside = at.iter().zip(self.shape.0).all(|(&i, size)| i >= 0 && (i as usize) < size);
+        if inside { self.data[self.index(at.map(|i| i as usize))] } else { 0.0 }
+    }
+
+    /// Every index in order.
+    pub fn indices(&self) -> impl Iterator<Item = [usize; 5]> + use<> {
+        let [n, c, d, h, w] = self.shape.0;
+        (0..n * c * d * h * w)
+            .map(move |i| [i / (w * h * d * c), i / (w * h * d) % c, i / (w * h) % d, i / w % h, i % w])
+    }
+}
+
+/// What a layer is given.
+#[derive(Clone, Debug)]
+pub struct Call<'a> {
+    pub inputs: &'a [Array],
+    /// In PyTorch's order and layout.
+    pub parameters: &'a [Vec<f64>],
+    pub mode: Mode,
+    /// What keys random numbers: seed, layer, step.
+    pub seed: u64,
+    pub layer: usize,
+    pub step: u64,
+}
+
+/// Gradients of everything a layer was given.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    pub inputs: Vec<Array>,
+    /// One per parameter; empty for those that are not trained.
+    pub parameters: Vec<Vec<f64>>,
+}
+
+/// A layer by its definition.
+pub trait Reference {
+    /// The output.
+    fn forward(&self, call: &Call) -> Array;
+
+    /// Gradients of a scalar whose gradient with respect to the output is `dy`.
+    fn backward(&self, call: &Call, dy: &Array) -> Gradients;
+
+    /// The parameters after a training step without an optimizer: running statistics move, others stay.
+    fn running(&self, call: &Call) -> Vec<Vec<f64>> {
+        call.parameters.to_vec()
+    }
+}
+
+/// The reference twin of a layer.
+pub fn twin(kind: &Kind) -> &dyn Reference {
+    match kind {
+        Kind::Convolution(layer) => layer,
+        _ => unreachable!("bug: {kind:?} computes nothing"),
+    }
+}

@@ -1,0 +1,422 @@
+//! The judge: runs a layer's fast stages as an engine would, on awkward memory, and compares with its reference twin.
+//!
+//! A [`Problem`] is a layer, its input shapes and a seed. Memory is poisoned with NaN before use and margins are wider than
+//! needed, so that a kernel that reads what it should not, or writes outside its region, is caught. Tiles run in a shuffled
+//! order.
+
+use crate::fast::{self, fold};
+use crate::reference::{self, Array, Call, Gradients};
+use crate::{Geometry, Layout, Make, Mode, Moment, Operand, Operands, Slot, Stage, Tensor};
+use convoy_net::{AXES, Axis, Edge, Init, Kind, Region, Role, Shape};
+use std::collections::HashMap;
+
+/// A layer to judge.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    pub kind: Kind,
+    pub inputs: Vec<Shape>,
+    pub mode: Mode,
+    pub seed: u64,
+    /// Small whole numbers as values: sums are exact, so that fast and reference must agree to the bit.
+    pub exact: bool,
+    /// Largest allowed difference, relative to the largest element of the reference.
+    pub tolerance: f64,
+    /// Inputs stored as narrow images.
+    pub image: bool,
+    /// Points of margin beyond what is needed, on every side of space.
+    pub extra: usize,
+}
+
+impl Problem {
+    pub fn new(kind: Kind, inputs: &[Shape]) -> Problem {
+        let inputs = inputs.to_vec();
+        Problem { kind, inputs, mode: Mode::Train, seed: 1, exact: false, tolerance: 1e-5, image: false, extra: 1 }
+    }
+}
+
+/// Numbers from a seed.
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new(seed: u64) -> Numbers {
+        Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    /// Between −1 and 1, or a whole number from −3 to 3; exactly representable in single precision.
+    pub fn value(&mut self, exact: bool) -> f64 {
+        if exact { self.below(7) as f64 - 3.0 } else { (self.next() % 65536) as f64 / 32768.0 - 1.0 }
+    }
+}
+
+/// Floats that start as NaN, aligned to 64 bytes.
+pub struct Memory {
+    lines: Vec<[f32; 16]>,
+    floats: usize,
+}
+
+impl Memory {
+    pub fn poisoned(floats: usize) -> Memory {
+        Memory { lines: vec![[f32::NAN; 16]; floats.div_ceil(16) + 2], floats }
+    }
+    pub fn slice(&self) -> &[f32] {
+        &self.lines.as_flattened()[..self.floats]
+    }
+    pub fn slice_mut(&mut self) -> &mut [f32] {
+        &mut self.lines.as_flattened_mut()[..self.floats]
+    }
+    pub fn slot(&mut self) -> Slot {
+        Slot { data: self.lines.as_mut_ptr() as *mut u8, bytes: self.floats * 4 }
+    }
+}
+
+/// Per axis, over all inputs: what must be stored around `own` so that `map` finds it.
+fn widen(region: Region, extra: usize) -> Region {
+    Axis::SPACE.iter().fold(region, |r, &a| {
+        let (start, end) = r.range(a);
+        r.with(a, start - extra as isize, end + extra as isize)
+    })
+}
+
+/// An array into a stored region: zeros (or the other end, along periodic axes) in the margins, zero filler.
+fn store(array: &Array, layout: &Layout, periodic: [bool; AXES]) -> Memory {
+    let mut memory = Memory::poisoned(layout.len);
+    memory.slice_mut().fill(0.0);
+    let s = &layout.stored;
+    for n in s.start[0]..s.end[0] {
+        for c in s.start[1]..s.end[1] {
+            for d in s.start[2]..s.end[2] {
+                for h in s.start[3]..s.end[3] {
+                    for w in s.start[4]..s.end[4] {
+                        let at = [n, c, d, h, w];
+                        let from = std::array::from_fn(|a| {
+                            if periodic[a] { at[a].rem_euclid(array.shape.0[a] as isize) } else { at[a] }
+                        });
+                        memory.slice_mut()[layout.index(n, c, d, h, w)] = array.get(from) as f32;
+                    }
+                }
+            }
+        }
+    }
+    memory
+}
+
+/// What a stored region holds of `region`, dense.
+fn fetch(memory: &Memory, layout: &Layout, region: &Region) -> Array {
+    let mut array = Array::zeros(region.shape());
+    for at in array.indices() {
+        let g: [isize; 5] = std::array::from_fn(|a| at[a] as isize + region.start[a]);
+        let i = array.index(at);
+        array.data[i] = memory.slice()[layout.index(g[0], g[1], g[2], g[3], g[4])] as f64;
+    }
+    array
+}
+
+/// What came out of a layer.
+pub struct Outcome {
+    pub output: Array,
+    pub gradients: Option<Gradients>,
+    /// All parameters after the pass, in PyTorch's order.
+    pub parameters: Vec<Vec<f64>>,
+}
+
+/// The values a problem is about.
+pub struct Values {
+    pub inputs: Vec<Array>,
+    pub parameters: Vec<Vec<f64>>,
+    pub dy: Array,
+}
+
+impl Problem {
+    pub fn output(&self) -> Shape {
+        self.kind.operation().infer(&self.inputs).expect("problems fit")
+    }
+
+    pub fn values(&self) -> Values {
+        let mut numbers = Numbers::new(self.seed);
+        let mut array =
+            |shape: Shape| Array { shape, data: (0..shape.len()).map(|_| numbers.value(self.exact)).collect() };
+        let inputs = self.inputs.iter().map(|&s| array(s)).collect();
+        let dy = array(self.output());
+        let parameters = self.kind.operation().parameters(&self.inputs);
+        let parameters = parameters.iter().map(|p| {
+            let mut values = array(Shape([1, 1, 1, 1, p.len()])).data;
+            // Variances and scales stay positive.
+            if matches!(p.init, Init::Constant(c) if c > 0.0) {
+                values.iter_mut().for_each(|v| *v = v.abs() + 0.5);
+            }
+            values
+        });
+        let parameters = parameters.collect();
+        Values { inputs, parameters, dy }
+    }
+
+    pub fn reference(&self, values: &Values) -> Outcome {
+        let twin = reference::twin(&self.kind);
+        let (inputs, parameters) = (&values.inputs[..], &values.parameters[..]);
+        let call = Call { inputs, parameters, mode: self.mode, seed: self.seed, layer: 7, step: 3 };
+        let trains = self.mode == Mode::Train;
+        Outcome {
+            output: twin.forward(&call),
+            gradients: trains.then(|| twin.backward(&call, &values.dy)),
+            parameters: if trains { twin.running(&call) } else { values.parameters.clone() },
+        }
+    }
+
+    /// How one rank would store this layer's tensors.
+    pub fn geometry(&self) -> Geometry {
+        let op = self.kind.operation();
+        let output = self.output();
+        let own = Region::whole(output);
+        let mut dy_stored = own;
+        let mut inputs = vec![];
+        let mut input_gradients = vec![];
+        for (i, &shape) in self.inputs.iter().enumerate() {
+            let maps = op.maps(&self.inputs, output, i);
+            let whole = Region::whole(shape);
+            let mut read = Region::EMPTY;
+            let mut computed = whole;
+            let mut reached = Region::EMPTY;
+            for a in 0..AXES {
+                (read.start[a], read.end[a]) = maps[a].reads((0, output.0[a] as isize), shape.0[a]);
+                (reached.start[a], reached.end[a]) = maps[a].reaches((0, shape.0[a] as isize), output.0[a]);
+                if maps[a].edge() == Edge::Periodic {
+                    (computed.start[a], computed.end[a]) =
+                        (whole.start[a].min(read.start[a]), whole.end[a].max(read.end[a]));
+                    (reached.start[a], reached.end[a]) =
+                        maps[a].reaches((computed.start[a], computed.end[a]), output.0[a]);
+                }
+            }
+            dy_stored = dy_stored.hull(&reached);
+            let stored = widen(whole.hull(&read), self.extra);
+            let layout = if self.image { Layout::image(stored) } else { Layout::blocked(stored) };
+            input_gradients.push(Some((Layout::blocked(widen(computed, self.extra)), computed)));
+            inputs.push(Tensor { shape, layout });
+        }
+        Geometry {
+            layer: 7,
+            mode: self.mode,
+            leaves: 8,
+            accumulate: vec![false; inputs.len()],
+            inputs,
+            output: Tensor { shape: output, layout: Layout::blocked(widen(own, self.extra)) },
+            region: own,
+            output_gradient: Some(Layout::blocked(widen(dy_stored, self.extra))),
+            input_gradients,
+        }
+    }
+
+    pub fn fast(&self, values: &Values) -> Outcome {
+        self.fast_with(values, &self.geometry())
+    }
+
+    /// The fast twin on a given geometry: forward, then backward.
+    pub fn fast_with(&self, values: &Values, g: &Geometry) -> Outcome {
+        let twin = fast::twin(&self.kind);
+        let op = self.kind.operation();
+        let mut memory: HashMap<Operand, Memory> = HashMap::new();
+        for (i, array) in values.inputs.iter().enumerate() {
+            let maps = op.maps(&self.inputs, g.output.shape, i);
+            memory
+                .insert(Operand::Input(i), store(array, &g.inputs[i].layout, maps.map(|m| m.edge() == Edge::Periodic)));
+        }
+        for (p, values) in values.parameters.iter().enumerate() {
+            let packing = twin.packing(p, g);
+            let mut m = Memory::poisoned(packing.len);
+            m.slice_mut().fill(0.0);
+            packing.places.iter().zip(values).for_each(|(&at, &v)| m.slice_mut()[at as usize] = v as f32);
+            memory.insert(Operand::Parameter(p), m);
+            memory.insert(Operand::ParameterGradient(p), Memory::poisoned(packing.len));
+        }
+        memory.insert(Operand::Output, Memory::poisoned(g.output.layout.len));
+        run_all(&mut memory, &twin.forward(g), g, self.seed, &|pass| twin.prepare(pass, g));
+        let output = &memory[&Operand::Output];
+        outside_untouched(output, &g.output.layout, &g.region, "output");
+        let output = fetch(output, &g.output.layout, &g.region);
+        let mut gradients = None;
+        if self.mode == Mode::Train {
+            let dy = g.output_gradient.as_ref().expect("training");
+            memory.insert(Operand::OutputGradient, store(&values.dy, dy, [false; AXES]));
+            for (i, gradient) in g.input_gradients.iter().enumerate() {
+                if let Some((layout, _)) = gradient {
+                    let mut m = Memory::poisoned(layout.len);
+                    if g.accumulate[i] {
+                        m.slice_mut().fill(0.0);
+                    }
+                    memory.insert(Operand::InputGradient(i), m);
+                }
+            }
+            run_all(&mut memory, &twin.backward(g), g, self.seed, &|pass| twin.prepare(pass, g));
+            let inputs = g.input_gradients.iter().enumerate().map(|(i, gradient)| {
+                let (layout, computed) = gradient.as_ref().expect("wanted");
+                let memory = &memory[&Operand::InputGradient(i)];
+                if !g.accumulate[i] {
+                    outside_untouched(memory, layout, computed, "input gradient");
+                }
+                wrap(fetch(memory, layout, computed), computed, self.inputs[i])
+            });
+            let inputs = inputs.collect();
+            let parameters = op.parameters(&self.inputs);
+            let parameters = parameters.iter().enumerate().map(|(p, parameter)| match parameter.role {
+                Role::Trained => unpack(&memory[&Operand::ParameterGradient(p)], &twin.packing(p, g)),
+                Role::Running => vec![],
+            });
+            gradients = Some(Gradients { inputs, parameters: parameters.collect() });
+        }
+        let parameters = 0..values.parameters.len();
+        let parameters = parameters.map(|p| unpack(&memory[&Operand::Parameter(p)], &twin.packing(p, g))).collect();
+        Outcome { output, gradients, parameters }
+    }
+}
+
+/// A parameter in PyTorch's order; filler must be zero.
+fn unpack(memory: &Memory, packing: &fast::Packing) -> Vec<f64> {
+    let mut filler = vec![true; packing.len];
+    packing.places.iter().for_each(|&at| filler[at as usize] = false);
+    for (i, _) in filler.iter().enumerate().filter(|(_, f)| **f) {
+        assert_eq!(memory.slice()[i], 0.0, "filler of a parameter or its gradient is not zero at {i}");
+    }
+    packing.places.iter().map(|&at| memory.slice()[at as usize] as f64).collect()
+}
+
+/// Adds what lies beyond periodic ends back to where it belongs: the adjoint of wrapping.
+fn wrap(array: Array, region: &Region, shape: Shape) -> Array {
+    let mut out = Array::zeros(shape);
+    for at in array.indices() {
+        let to: [usize; 5] =
+            std::array::from_fn(|a| (at[a] as isize + region.start[a]).rem_euclid(shape.0[a] as isize) as usize);
+        let i = out.index(to);
+        out.data[i] += array.data[array.index(at)];
+    }
+    out
+}
+
+/// Margins were poisoned and must still be; filler channels inside the region must be zero.
+fn outside_untouched(memory: &Memory, layout: &Layout, region: &Region, what: &str) {
+    let s = &layout.stored;
+    let last = layout.blocks * layout.block;
+    for n in s.start[0]..s.end[0] {
+        for d in s.start[2]..s.end[2] {
+            for h in s.start[3]..s.end[3] {
+                for w in s.start[4]..s.end[4] {
+                    let point = Region { start: [n, s.start[1], d, h, w], end: [n + 1, s.end[1], d + 1, h + 1, w + 1] };
+                    let inside = region.contains(&point);
+                    for c in 0..last {
+                        let v = memory.slice()[layout.offset(n, c / layout.block, d, h, w) + c % layout.block];
+                        if !inside {
+                            assert!(v.is_nan(), "{what}: the margin at {point} was written");
+                        } else if c >= s.size_of_channels() {
+                            assert_eq!(v, 0.0, "{what}: filler channel {c} at {point} is not zero");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+trait Channels {
+    fn size_of_channels(&self) -> usize;
+}
+impl Channels for Region {
+    fn size_of_channels(&self) -> usize {
+        self.size(Axis::Channel)
+    }
+}
+
+/// Runs stages in order, tiles of each in a shuffled order; partial sums are folded after the stage that made them.
+pub fn run_all(
+    memory: &mut HashMap<Operand, Memory>,
+    stages: &[Stage],
+    g: &Geometry,
+    seed: u64,
+    prepare: &dyn Fn(crate::Pass) -> Box<dyn crate::Kernel>,
+) {
+    let mut numbers = Numbers::new(seed + 17);
+    for stage in stages {
+        for make in &stage.makes {
+            let (operand, floats) = match *make {
+                Make::Internal { number, bytes } => (Operand::Internal(number), bytes.div_ceil(4)),
+                Make::Partial { number, strips, columns } => {
+                    (Operand::Partial(number), g.region.size(Axis::Sample) * strips * columns * 2)
+                }
+            };
+            memory.insert(operand, Memory::poisoned(floats));
+        }
+        let kernel = prepare(stage.pass);
+        let used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
+        let slots: Vec<(Operand, Slot)> = used
+            .iter()
+            .map(|o| {
+                (
+                    *o,
+                    memory
+                        .get_mut(o)
+                        .unwrap_or_else(|| panic!("{:?} uses {o:?}, which is not there", stage.pass))
+                        .slot(),
+                )
+            })
+            .collect();
+        let mut order: Vec<usize> = (0..stage.tiles).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, numbers.below(i + 1));
+        }
+        // SAFETY: slots are the operands' own memory, and one thread runs one tile at a time.
+        let operands = unsafe { Operands::new(&slots, Moment { seed, step: 3, learning_rate: 0.1 }) };
+        let mut scratch = Memory::poisoned(stage.scratch);
+        for tile in order {
+            scratch.slice_mut().fill(f32::NAN);
+            kernel.run(tile, &operands, scratch.slice_mut());
+        }
+        for make in &stage.makes {
+            if let Make::Partial { number, strips, columns } = *make {
+                let samples = g.region.start[0] as usize..g.region.end[0] as usize;
+                let partial = memory.get_mut(&Operand::Partial(number)).expect("made").slot();
+                // SAFETY: the memory is a whole number of doubles, aligned to 64 bytes.
+                let partial = unsafe { std::slice::from_raw_parts(partial.data as *const f64, partial.bytes / 8) };
+                let mut sums = vec![0.0; columns];
+                fold::fold(partial, samples, (g.output.shape.samples(), g.leaves), strips, &mut sums);
+                let mut m = Memory::poisoned(columns * 2);
+                let slot = m.slot();
+                // SAFETY: as above.
+                unsafe { std::slice::from_raw_parts_mut(slot.data as *mut f64, columns) }.copy_from_slice(&sums);
+                memory.insert(Operand::Sum(number), m);
+            }
+        }
+    }
+}
+
+/// Fast and reference agree.
+pub fn check(problem: &Problem) {
+    let values = problem.values();
+    let (fast, reference) = (problem.fast(&values), problem.reference(&values));
+    compare(problem, "output", &fast.output.data, &reference.output.data);
+    for (p, (a, b)) in fast.parameters.iter().zip(&reference.parameters).enumerate() {
+        compare(problem, &format!("parameter {p} afterwards"), a, b);
+    }
+    if let (Some(fast), Some(reference)) = (fast.gradients, reference.gradients) {
+        for (i, (a, b)) in fast.inputs.iter().zip(&reference.inputs).enumerate() {
+            compare(problem, &format!("gradient of input {i}"), &a.data, &b.data);
+        }
+        for (p, (a, b)) in fast.parameters.iter().zip(&reference.parameters).enumerate() {
+            compare(problem, &format!("gradient of parameter {p}"), a, b);
+        }
+    }
+}
+
+/// Largest difference against the largest element of the reference.
+pub fn compare(problem: &Problem, what: &str, fast: &[f64], reference: &[f64]) {
+    assert_eq!(fast.len(), reference.len(), "{what}: sizes differ\n{problem:#?}");
+    let scale = reference.iter().fold(1e-30f64, |m, v| m.max(v.abs()));
+    let limit = if problem.exact { 0.0 } else { problem.tolerance * scale };
+    for (i, (a, b)) in fast.iter().zip(reference).enumerate() {
+        assert!((a - b).abs() <= limit, "{what}, element {i}: fast {a}, reference {b}, limit {limit:e}\n{problem:#?}");
+    }
+}
