@@ -21,7 +21,8 @@ pub enum Edge {
 }
 
 /// Where between its inputs a resampled output lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Sampling {
     /// The input whose cell the output lies in.
     Nearest,
@@ -224,7 +225,7 @@ mod tests {
             }
         }
         for group in 1..=3 {
-            if input % group == 0 {
+            if input.is_multiple_of(group) {
                 all.push((AxisMap::Group { inputs: group, outputs: 2 }, input / group * 2));
             }
         }

@@ -20,6 +20,8 @@ pub enum Misfit {
     Dimensions { what: &'static str, wanted: usize, found: usize },
     /// A number outside what is possible.
     Range { what: &'static str, found: String, possible: String },
+    /// A tensor larger than we can number.
+    TooLarge { what: &'static str, sizes: Vec<usize> },
 }
 
 impl fmt::Display for Misfit {
@@ -40,6 +42,10 @@ impl fmt::Display for Misfit {
                 write!(f, "gives {found} numbers for {what}, its kernel has {wanted}")
             }
             Misfit::Range { what, found, possible } => write!(f, "has {what} = {found}, possible is {possible}"),
+            Misfit::TooLarge { what, sizes } => {
+                let (size, len) = (Shape::MAX_SIZE, Shape::MAX_LEN);
+                write!(f, "has {what} of sizes {sizes:?}, possible is at most {size} each and {len} elements")
+            }
         }
     }
 }
@@ -48,7 +54,7 @@ impl fmt::Display for Misfit {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     #[error("layer `{layer}` {misfit}")]
-    Layer { layer: String, misfit: Misfit },
+    Layer { layer: String, misfit: Box<Misfit> },
     #[error("layer `{layer}` reads `{input}`, which is no earlier layer")]
     UnknownInput { layer: String, input: String },
     #[error("two layers are called `{layer}`")]

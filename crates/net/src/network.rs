@@ -5,7 +5,7 @@
 //! - Names are unique; parameters are called `<layer>.<parameter>`, as in PyTorch.
 //! - The last layer is the output.
 
-use crate::{Error, Kind, Loss, Parameter, Shape, layers::Input};
+use crate::{Error, Kind, Loss, Misfit, Parameter, Shape, layers::Input, shape::fits};
 use std::collections::HashSet;
 
 /// A layer's place in its network.
@@ -68,15 +68,22 @@ impl Network {
     }
 
     /// The shape of every layer's output for a batch, or the first layer that does not fit its inputs.
+    ///
+    /// Shapes it gives are not empty; they and the parameters are within the limits of [`Shape`].
     pub fn shapes(&self, batch: usize) -> Result<Vec<Shape>, Error> {
         let mut shapes: Vec<Shape> = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let inputs: Vec<Shape> = layer.inputs.iter().map(|i| shapes[i.0]).collect();
-            let shape = layer.kind.operation().infer(&inputs);
-            let shape = shape.map_err(|misfit| Error::Layer { layer: layer.name.clone(), misfit })?;
-            shapes.push(if layer.inputs.is_empty() { shape.with_samples(batch) } else { shape });
+            let known = layer.inputs.iter().map(|i| shapes.get(i.0).copied().ok_or_else(|| self.no_input(layer, *i)));
+            let inputs = known.collect::<Result<Vec<Shape>, Error>>()?;
+            let shape = checked_shape(&layer.kind, &inputs, batch);
+            shapes.push(shape.map_err(|misfit| Error::Layer { layer: layer.name.clone(), misfit: Box::new(misfit) })?);
         }
         Ok(shapes)
+    }
+
+    fn no_input(&self, layer: &Layer, input: LayerId) -> Error {
+        let input = self.layers.get(input.0).map_or("?".into(), |l| l.name.clone());
+        Error::UnknownInput { layer: layer.name.clone(), input }
     }
 
     /// The inputs' shapes of one layer, given those of all layers.
@@ -119,12 +126,26 @@ impl Network {
             if !names.insert(&layer.name) {
                 return Err(Error::Twice { layer: layer.name.clone() });
             }
-            let reads_later = layer.inputs.iter().find(|input| input.0 >= i);
-            if let Some(input) = reads_later {
-                let input = self.layers.get(input.0).map_or("?".into(), |l| l.name.clone());
-                return Err(Error::UnknownInput { layer: layer.name.clone(), input });
+            if let Some(input) = layer.inputs.iter().find(|input| input.0 >= i) {
+                return Err(self.no_input(layer, *input));
             }
         }
         self.shapes(1).map(|_| ())
+    }
+}
+
+/// The output's shape of one layer, with it and the parameters within limits.
+fn checked_shape(kind: &Kind, inputs: &[Shape], batch: usize) -> Result<Shape, Misfit> {
+    let shape = kind.operation().infer(inputs)?;
+    let shape = if inputs.is_empty() { shape.with_samples(batch) } else { shape };
+    if batch == 0 {
+        return Err(Misfit::Zero { what: "a batch" });
+    }
+    if !shape.is_possible() {
+        return Err(Misfit::TooLarge { what: "an output", sizes: shape.0.to_vec() });
+    }
+    match kind.operation().parameters(inputs).into_iter().find(|p| !fits(&p.shape)) {
+        Some(parameter) => Err(Misfit::TooLarge { what: "a parameter", sizes: parameter.shape }),
+        None => Ok(shape),
     }
 }

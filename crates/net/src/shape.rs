@@ -36,6 +36,15 @@ impl Axis {
 pub struct Shape(pub [usize; AXES]);
 
 impl Shape {
+    /// Largest size along an axis; products of two sizes do not overflow.
+    pub const MAX_SIZE: usize = i32::MAX as usize;
+    /// Most elements of a tensor.
+    pub const MAX_LEN: usize = 1 << 40;
+
+    /// Whether no size is 0 and none is beyond the limits. True of every shape that [`crate::Network::shapes`] gives.
+    pub fn is_possible(&self) -> bool {
+        fits(&self.0)
+    }
     /// Samples.
     pub fn samples(&self) -> usize {
         self.0[0]
@@ -73,6 +82,12 @@ impl Shape {
     pub fn along(&self, axis: Axis) -> usize {
         self.0[axis as usize]
     }
+}
+
+/// Whether a tensor of these sizes is within the limits of [`Shape`], and not empty.
+pub(crate) fn fits(sizes: &[usize]) -> bool {
+    let len = sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+    sizes.iter().all(|&size| size <= Shape::MAX_SIZE) && len.is_some_and(|len| (1..=Shape::MAX_LEN).contains(&len))
 }
 
 /// As people write it: `64x3x32x32`, without depth where it is 1 in front of height and width.

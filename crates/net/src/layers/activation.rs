@@ -30,16 +30,18 @@ pub enum Activation {
 
 impl Operation for Activation {
     fn infer(&self, inputs: &[Shape]) -> Result<Shape, Misfit> {
-        if let Activation::Clip { low, high } = *self
-            && !(low <= high)
-        {
-            return Err(Misfit::Range {
-                what: "low",
-                found: low.to_string(),
-                possible: format!("at most high = {high}"),
-            });
+        match *self {
+            // Not a number is neither.
+            Activation::Clip { low, high } if low.is_nan() || high.is_nan() || low > high => {
+                let possible = format!("at most high = {high}");
+                Err(Misfit::Range { what: "low", found: low.to_string(), possible })
+            }
+            Activation::LeakyRelu { slope } if !slope.is_finite() => {
+                let possible = "a finite number".to_string();
+                Err(Misfit::Range { what: "slope", found: slope.to_string(), possible })
+            }
+            _ => only(inputs),
         }
-        only(inputs)
     }
 
     fn maps(&self, _: &[Shape], _: Shape, _: usize) -> [AxisMap; 5] {

@@ -1,6 +1,6 @@
 //! Convolution in one, two or three dimensions: stride, padding on each side, dilation, groups, zero or periodic edges.
 
-use super::{Init, Operation, Parameter, only};
+use super::{Init, Operation, Parameter, is_one, is_yes, one, only, yes};
 use crate::{Axis, AxisMap, Edge, Misfit, Shape};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,11 @@ impl Windows {
         }
     }
 
+    /// Points under one window.
+    pub fn taps(&self) -> usize {
+        self.kernel.iter().fold(1, |product, &size| product.saturating_mul(size))
+    }
+
     /// The maps of depth, height and width.
     pub fn maps(&self, edge: Edge) -> [AxisMap; 3] {
         [0, 1, 2].map(|i| match self.along(i) {
@@ -48,7 +53,7 @@ impl Windows {
         })
     }
 
-    /// Lists of the right length without zeros.
+    /// Lists of the right length, without zeros and without numbers so large that sums and products of two overflow.
     pub fn check(&self) -> Result<(), Misfit> {
         let wanted = self.kernel.len();
         if !(1..=3).contains(&wanted) {
@@ -65,6 +70,18 @@ impl Windows {
         for (what, list) in [("a kernel", &self.kernel), ("a stride", &self.stride), ("a dilation", &self.dilation)] {
             if list.contains(&0) {
                 return Err(Misfit::Zero { what });
+            }
+        }
+        let padding = self.padding.as_flattened();
+        for (what, list) in [
+            ("kernel", self.kernel.as_slice()),
+            ("stride", &self.stride),
+            ("padding", padding),
+            ("dilation", &self.dilation),
+        ] {
+            if let Some(number) = list.iter().find(|&&number| number > Shape::MAX_SIZE) {
+                let possible = format!("at most {}", Shape::MAX_SIZE);
+                return Err(Misfit::Range { what, found: number.to_string(), possible });
             }
         }
         Ok(())
@@ -105,18 +122,6 @@ pub struct Convolution {
     pub edge: Edge,
 }
 
-fn one() -> usize {
-    1
-}
-fn is_one(n: &usize) -> bool {
-    *n == 1
-}
-fn yes() -> bool {
-    true
-}
-fn is_yes(b: &bool) -> bool {
-    *b
-}
 fn is_zero_edge(e: &Edge) -> bool {
     *e == Edge::Zero
 }
@@ -196,8 +201,8 @@ impl Operation for Convolution {
         let mut shape = vec![self.filters, channels];
         shape.extend(&self.windows.kernel);
         // As the PyTorch networks we compare with: He et al., by the outputs a weight reaches; biases start at zero.
-        let fan_out = self.filters / self.groups * self.windows.kernel.iter().product::<usize>();
-        let mut list = vec![Parameter::trained("weight", shape, Init::Normal((2.0 / fan_out as f32).sqrt()))];
+        let fan_out = (self.filters / self.groups) as f64 * self.windows.taps() as f64;
+        let mut list = vec![Parameter::trained("weight", shape, Init::Normal((2.0 / fan_out).sqrt() as f32))];
         if self.bias {
             list.push(Parameter::trained("bias", vec![self.filters], Init::Constant(0.0)));
         }
@@ -205,7 +210,7 @@ impl Operation for Convolution {
     }
 
     fn flops(&self, inputs: &[Shape], output: Shape) -> u64 {
-        let taps = self.windows.kernel.iter().product::<usize>() * inputs[0].channels() / self.groups;
-        2 * output.len() as u64 * taps as u64
+        let per_output = (inputs[0].channels() / self.groups) as u64 * 2;
+        (output.len() as u64).saturating_mul(per_output.saturating_mul(self.windows.taps() as u64))
     }
 }

@@ -1,6 +1,6 @@
 //! Fully connected: every output from every element of its sample, whatever the sample's shape.
 
-use super::{Init, Operation, Parameter, only};
+use super::{Init, Operation, Parameter, is_yes, only, yes};
 use crate::{AxisMap, Misfit, Shape};
 use serde::{Deserialize, Serialize};
 
@@ -11,13 +11,6 @@ pub struct FullyConnected {
     pub outputs: usize,
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub bias: bool,
-}
-
-fn yes() -> bool {
-    true
-}
-fn is_yes(b: &bool) -> bool {
-    *b
 }
 
 impl FullyConnected {
@@ -52,6 +45,6 @@ impl Operation for FullyConnected {
     }
 
     fn flops(&self, inputs: &[Shape], output: Shape) -> u64 {
-        2 * output.len() as u64 * inputs[0].per_sample() as u64
+        (2 * output.len() as u64).saturating_mul(inputs[0].per_sample() as u64)
     }
 }
