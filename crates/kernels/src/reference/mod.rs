@@ -6,8 +6,12 @@
 
 use crate::Mode;
 use convoy_net::{Kind, Shape};
+use std::ops::{Index, IndexMut};
 
 mod convolution;
+mod fully_connected;
+mod max_pool;
+mod windows;
 
 /// A dense tensor in the order sample, channel, depth, height, width.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +43,21 @@ impl Array {
         let [n, c, d, h, w] = self.shape.0;
         (0..n * c * d * h * w)
             .map(move |i| [i / (w * h * d * c), i / (w * h * d) % c, i / (w * h) % d, i / w % h, i % w])
+    }
+}
+
+impl Index<[usize; 5]> for Array {
+    type Output = f64;
+
+    fn index(&self, at: [usize; 5]) -> &f64 {
+        &self.data[self.index(at)]
+    }
+}
+
+impl IndexMut<[usize; 5]> for Array {
+    fn index_mut(&mut self, at: [usize; 5]) -> &mut f64 {
+        let i = self.index(at);
+        &mut self.data[i]
     }
 }
 
@@ -81,6 +100,8 @@ pub trait Reference {
 pub fn twin(kind: &Kind) -> &dyn Reference {
     match kind {
         Kind::Convolution(layer) => layer,
+        Kind::FullyConnected(layer) => layer,
+        Kind::MaxPool(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),
     }
 }
