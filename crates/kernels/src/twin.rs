@@ -158,10 +158,15 @@ impl Problem {
         Values { inputs, parameters, dy }
     }
 
+    /// What the reference twin is given.
+    pub fn call<'a>(&self, values: &'a Values) -> Call<'a> {
+        let (inputs, parameters) = (&values.inputs[..], &values.parameters[..]);
+        Call { inputs, parameters, mode: self.mode, seed: self.seed, layer: 7, step: 3 }
+    }
+
     pub fn reference(&self, values: &Values) -> Outcome {
         let twin = reference::twin(&self.kind);
-        let (inputs, parameters) = (&values.inputs[..], &values.parameters[..]);
-        let call = Call { inputs, parameters, mode: self.mode, seed: self.seed, layer: 7, step: 3 };
+        let call = self.call(values);
         let trains = self.mode == Mode::Train;
         Outcome {
             output: twin.forward(&call),

@@ -9,6 +9,8 @@ use convoy_net::{Kind, Shape};
 use std::ops::{Index, IndexMut};
 
 mod convolution;
+#[cfg(test)]
+pub mod finite;
 mod fully_connected;
 mod max_pool;
 mod windows;
