@@ -1,8 +1,8 @@
 //! Convolution by its definition: seven loops.
 
 use super::windows::{inside, under};
-use super::{Array, Call, Gradients, Reference};
-use convoy_net::{Edge, Operation, layers::Convolution};
+use super::{Array, Call, Gradients, Reference, indices};
+use convoy_net::{Edge, Operation, Shape, layers::Convolution};
 
 /// One multiply of a convolution: output, input and weight that meet, and where.
 struct Tap {
@@ -12,11 +12,11 @@ struct Tap {
 }
 
 /// Every tap that does not read zero padding.
-fn taps(layer: &Convolution, x: &Array, y: &Array, mut each: impl FnMut(Tap)) {
-    let size = x.shape.space();
-    let (channels, filters) = (x.shape.channels() / layer.groups, layer.filters / layer.groups);
+fn taps(layer: &Convolution, x: Shape, y: Shape, mut each: impl FnMut(Tap)) {
+    let size = x.space();
+    let (channels, filters) = (x.channels() / layer.groups, layer.filters / layer.groups);
     let kernel: usize = layer.windows.kernel.iter().product();
-    for at in y.indices() {
+    for at in indices(y) {
         let [n, filter, d, h, w] = at;
         for c in 0..channels {
             for (k, mut point) in under(&layer.windows, [d, h, w]).enumerate() {
@@ -41,15 +41,14 @@ impl Reference for Convolution {
                 y[at] = call.parameters[1][at[1]];
             }
         }
-        let shape = y.clone();
-        taps(self, x, &shape, |t| y[t.y] += w[t.w] * x[t.x]);
+        taps(self, x.shape, y.shape, |t| y[t.y] += w[t.w] * x[t.x]);
         y
     }
 
     fn backward(&self, call: &Call, dy: &Array) -> Gradients {
         let (x, w) = (&call.inputs[0], &call.parameters[0]);
         let (mut dx, mut dw) = (Array::zeros(x.shape), vec![0.0; w.len()]);
-        taps(self, x, dy, |t| {
+        taps(self, x.shape, dy.shape, |t| {
             dx[t.x] += w[t.w] * dy[t.y];
             dw[t.w] += x[t.x] * dy[t.y];
         });
@@ -60,5 +59,30 @@ impl Reference for Convolution {
             parameters.push(db);
         }
         Gradients { inputs: vec![dx], parameters }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::reference::finite::check;
+    use crate::twin::Problem;
+    use convoy_net::{Edge, Kind, Shape, layers::Convolution, layers::Windows};
+
+    #[test]
+    fn gradients_are_differences() {
+        let plain = Convolution::new(4, &[3, 2]);
+        let uneven = Windows { stride: vec![2, 1], padding: vec![[1, 2], [0, 1]], ..Windows::new(&[3, 2]) };
+        let dilated = Windows { stride: vec![2], dilation: vec![2], padding: vec![[2, 1]], ..Windows::new(&[3]) };
+        let layers = [
+            plain.clone(),
+            Convolution { windows: uneven, groups: 2, ..plain.clone() },
+            Convolution { windows: dilated, groups: 4, bias: false, ..plain.clone() },
+            Convolution { windows: Windows::new(&[2, 3, 1]), ..plain.clone() }.padding(1),
+            Convolution { edge: Edge::Periodic, ..plain.clone() }.padding(2),
+            Convolution { edge: Edge::Periodic, ..plain }.padding(3).stride(2).dilation(2),
+        ];
+        for layer in layers {
+            check(&Problem::new(Kind::Convolution(layer), &[Shape([2, 4, 2, 4, 3])]));
+        }
     }
 }

@@ -37,3 +37,20 @@ impl Reference for FullyConnected {
         Gradients { inputs: vec![dx], parameters: if self.bias { vec![dw, db] } else { vec![dw] } }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::reference::finite::check;
+    use crate::twin::Problem;
+    use convoy_net::{Kind, Shape, layers::FullyConnected};
+
+    #[test]
+    fn gradients_are_differences() {
+        for (shape, outputs, bias) in
+            [([3, 5, 1, 1, 1], 4, true), ([1, 2, 2, 3, 2], 1, false), ([2, 1, 1, 4, 3], 7, true)]
+        {
+            let layer = FullyConnected { outputs, bias };
+            check(&Problem::new(Kind::FullyConnected(layer), &[Shape(shape)]));
+        }
+    }
+}

@@ -40,3 +40,26 @@ impl Reference for MaxPool {
         Gradients { inputs: vec![dx], parameters: vec![] }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::reference::finite::check;
+    use crate::twin::Problem;
+    use convoy_net::{Kind, Shape, layers::MaxPool, layers::Windows};
+
+    #[test]
+    fn gradients_are_differences() {
+        let windows = [
+            Windows { stride: vec![2, 2], ..Windows::new(&[2, 2]) },
+            Windows { stride: vec![2, 1], padding: vec![[1, 1], [0, 1]], ..Windows::new(&[3, 2]) },
+            Windows { stride: vec![3], dilation: vec![2], padding: vec![[1, 0]], ..Windows::new(&[3]) },
+            Windows { stride: vec![1, 2, 3], ..Windows::new(&[2, 3, 2]) },
+        ];
+        for windows in windows {
+            for ceil in [false, true] {
+                let layer = MaxPool { windows: windows.clone(), ceil };
+                check(&Problem::new(Kind::MaxPool(layer), &[Shape([2, 2, 3, 6, 7])]));
+            }
+        }
+    }
+}

@@ -8,11 +8,24 @@ use crate::Mode;
 use convoy_net::{Kind, Shape};
 use std::ops::{Index, IndexMut};
 
+mod adaptive_average_pool;
+mod add;
+mod average_pool;
+mod batch_norm;
+mod concat;
 mod convolution;
 #[cfg(test)]
 pub mod finite;
+mod flatten;
 mod fully_connected;
+mod global_average_pool;
+mod group_norm;
+mod local_response_norm;
 mod max_pool;
+mod multiply;
+mod pad_channels;
+mod transposed_convolution;
+mod upsample;
 mod windows;
 
 /// A dense tensor in the order sample, channel, depth, height, width.
@@ -42,10 +55,14 @@ impl Array {
 
     /// Every index in order.
     pub fn indices(&self) -> impl Iterator<Item = [usize; 5]> + use<> {
-        let [n, c, d, h, w] = self.shape.0;
-        (0..n * c * d * h * w)
-            .map(move |i| [i / (w * h * d * c), i / (w * h * d) % c, i / (w * h) % d, i / w % h, i % w])
+        indices(self.shape)
     }
+}
+
+/// Every index of a shape in order.
+pub fn indices(shape: Shape) -> impl Iterator<Item = [usize; 5]> + use<> {
+    let [_, c, d, h, w] = shape.0;
+    (0..shape.len()).map(move |i| [i / (w * h * d * c), i / (w * h * d) % c, i / (w * h) % d, i / w % h, i % w])
 }
 
 impl Index<[usize; 5]> for Array {
@@ -101,9 +118,22 @@ pub trait Reference {
 /// The reference twin of a layer.
 pub fn twin(kind: &Kind) -> &dyn Reference {
     match kind {
+        Kind::AdaptiveAveragePool(layer) => layer,
+        Kind::Add(layer) => layer,
+        Kind::AveragePool(layer) => layer,
+        Kind::BatchNorm(layer) => layer,
+        Kind::Concat(layer) => layer,
         Kind::Convolution(layer) => layer,
+        Kind::Flatten(layer) => layer,
         Kind::FullyConnected(layer) => layer,
+        Kind::GlobalAveragePool(layer) => layer,
+        Kind::GroupNorm(layer) => layer,
+        Kind::LocalResponseNorm(layer) => layer,
         Kind::MaxPool(layer) => layer,
+        Kind::Multiply(layer) => layer,
+        Kind::PadChannels(layer) => layer,
+        Kind::TransposedConvolution(layer) => layer,
+        Kind::Upsample(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),
     }
 }
