@@ -62,9 +62,10 @@ pub enum Error {
     #[error("the network has no layers")]
     Empty,
     #[error(
-        "the input shape {found:?} has no numbers of its own: wanted channels, then one to three sizes, all above 0"
+        "model `{model}` takes an input of channels and {} sizes, usually {usual:?}, was given {found:?}",
+        usual.len() - 1
     )]
-    Input { found: Vec<usize> },
+    ModelInput { model: &'static str, usual: &'static [usize], found: Vec<usize> },
     #[error("{text}")]
     File { text: String },
     #[error("unknown model `{name}`\n  help: {}one of {}", suggestion.as_ref().map(|s| format!("did you mean `{s}`? Else ")).unwrap_or_default(), known.join(", "))]

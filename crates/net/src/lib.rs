@@ -13,6 +13,9 @@ pub mod layers;
 mod loss;
 mod network;
 mod shape;
+mod suggestion;
+mod summary;
+pub mod zoo;
 
 pub use axis_map::{AxisMap, Edge, Sampling};
 pub use error::{Error, Misfit};
@@ -20,3 +23,5 @@ pub use layers::{Init, Kind, Operation, Parameter, Role};
 pub use loss::Loss;
 pub use network::{Layer, LayerId, Network};
 pub use shape::{AXES, Axis, Region, Shape};
+pub use suggestion::suggestion;
+pub use summary::LayerSummary;

@@ -200,8 +200,9 @@ impl Operation for Convolution {
         let channels = inputs[0].channels() / self.groups;
         let mut shape = vec![self.filters, channels];
         shape.extend(&self.windows.kernel);
-        // As the PyTorch networks we compare with: He et al., by the outputs a weight reaches; biases start at zero.
-        let fan_out = (self.filters / self.groups) as f64 * self.windows.taps() as f64;
+        // As the PyTorch networks we compare with: He et al., by the outputs a weight reaches (PyTorch counts those of
+        // all groups); biases start at zero.
+        let fan_out = self.filters as f64 * self.windows.taps() as f64;
         let mut list = vec![Parameter::trained("weight", shape, Init::Normal((2.0 / fan_out).sqrt() as f32))];
         if self.bias {
             list.push(Parameter::trained("bias", vec![self.filters], Init::Constant(0.0)));

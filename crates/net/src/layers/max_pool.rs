@@ -19,6 +19,16 @@ impl MaxPool {
     pub fn new(kernel: &[usize]) -> MaxPool {
         MaxPool { windows: Windows { stride: kernel.to_vec(), ..Windows::new(kernel) }, ceil: false }
     }
+    /// The same stride along every axis.
+    pub fn stride(mut self, stride: usize) -> MaxPool {
+        self.windows.stride = vec![stride; self.windows.kernel.len()];
+        self
+    }
+    /// The same padding on every side.
+    pub fn padding(mut self, padding: usize) -> MaxPool {
+        self.windows.padding = vec![[padding, padding]; self.windows.kernel.len()];
+        self
+    }
 }
 
 impl Operation for MaxPool {
