@@ -25,14 +25,29 @@ pub struct Problem {
     pub image: bool,
     /// Points of margin beyond what is needed, on every side of space.
     pub extra: usize,
+    /// Gradients of inputs are added to what is there.
+    pub accumulate: bool,
 }
 
 impl Problem {
     pub fn new(kind: Kind, inputs: &[Shape]) -> Problem {
         let inputs = inputs.to_vec();
-        Problem { kind, inputs, mode: Mode::Train, seed: 1, exact: false, tolerance: 1e-5, image: false, extra: 1 }
+        Problem {
+            kind,
+            inputs,
+            mode: Mode::Train,
+            seed: 1,
+            exact: false,
+            tolerance: 1e-5,
+            image: false,
+            extra: 1,
+            accumulate: false,
+        }
     }
 }
+
+/// What gradients hold before others are added.
+const BEFORE: f64 = 1.0;
 
 /// Numbers from a seed.
 pub struct Numbers(u64);
@@ -177,9 +192,13 @@ impl Problem {
 
     /// How one rank would store this layer's tensors.
     pub fn geometry(&self) -> Geometry {
+        self.part(Region::whole(self.output()))
+    }
+
+    /// How a rank that computes only `own` of the output would store this layer's tensors.
+    pub fn part(&self, own: Region) -> Geometry {
         let op = self.kind.operation();
         let output = self.output();
-        let own = Region::whole(output);
         let mut dy_stored = own;
         let mut inputs = vec![];
         let mut input_gradients = vec![];
@@ -187,20 +206,21 @@ impl Problem {
             let maps = op.maps(&self.inputs, output, i);
             let whole = Region::whole(shape);
             let mut read = Region::EMPTY;
-            let mut computed = whole;
+            for (a, map) in maps.iter().enumerate() {
+                (read.start[a], read.end[a]) = map.reads((own.start[a], own.end[a]), shape.0[a]);
+            }
+            let owned = if own == Region::whole(output) { whole } else { whole.intersect(&read) };
+            let mut computed = owned;
             let mut reached = Region::EMPTY;
-            for a in 0..AXES {
-                (read.start[a], read.end[a]) = maps[a].reads((0, output.0[a] as isize), shape.0[a]);
-                (reached.start[a], reached.end[a]) = maps[a].reaches((0, shape.0[a] as isize), output.0[a]);
-                if maps[a].edge() == Edge::Periodic {
+            for (a, map) in maps.iter().enumerate() {
+                if map.edge() == Edge::Periodic {
                     (computed.start[a], computed.end[a]) =
-                        (whole.start[a].min(read.start[a]), whole.end[a].max(read.end[a]));
-                    (reached.start[a], reached.end[a]) =
-                        maps[a].reaches((computed.start[a], computed.end[a]), output.0[a]);
+                        (owned.start[a].min(read.start[a]), owned.end[a].max(read.end[a]));
                 }
+                (reached.start[a], reached.end[a]) = map.reaches((computed.start[a], computed.end[a]), output.0[a]);
             }
             dy_stored = dy_stored.hull(&reached);
-            let stored = widen(whole.hull(&read), self.extra);
+            let stored = widen(owned.hull(&read), self.extra);
             let layout = if self.image { Layout::image(stored) } else { Layout::blocked(stored) };
             input_gradients.push(Some((Layout::blocked(widen(computed, self.extra)), computed)));
             inputs.push(Tensor { shape, layout });
@@ -209,7 +229,7 @@ impl Problem {
             layer: 7,
             mode: self.mode,
             leaves: 8,
-            accumulate: vec![false; inputs.len()],
+            accumulate: vec![self.accumulate; inputs.len()],
             inputs,
             output: Tensor { shape: output, layout: Layout::blocked(widen(own, self.extra)) },
             region: own,
@@ -253,7 +273,7 @@ impl Problem {
                 if let Some((layout, _)) = gradient {
                     let mut m = Memory::poisoned(layout.len);
                     if g.accumulate[i] {
-                        m.slice_mut().fill(0.0);
+                        m.slice_mut().fill(BEFORE as f32);
                     }
                     memory.insert(Operand::InputGradient(i), m);
                 }
@@ -265,7 +285,11 @@ impl Problem {
                 if !g.accumulate[i] {
                     outside_untouched(memory, layout, computed, "input gradient");
                 }
-                wrap(fetch(memory, layout, computed), computed, self.inputs[i])
+                let mut array = fetch(memory, layout, computed);
+                if g.accumulate[i] {
+                    array.data.iter_mut().for_each(|v| *v -= BEFORE);
+                }
+                wrap(array, computed, self.inputs[i])
             });
             let inputs = inputs.collect();
             let parameters = op.parameters(&self.inputs);
@@ -416,12 +440,60 @@ pub fn check(problem: &Problem) {
     }
 }
 
+/// Two halves of the output, computed apart, have the bits of the whole, and their gradients sum up to the whole's. Along
+/// every axis that can be cut; only for layers whose output needs no sums over samples, and along channels only for those
+/// without parameters.
+pub fn halves(problem: &Problem) {
+    let values = problem.values();
+    let whole = problem.fast(&values);
+    let output = problem.output();
+    for axis in Axis::ALL.into_iter().filter(|&a| output.along(a) > 1) {
+        if axis == Axis::Channel && !values.parameters.is_empty() {
+            continue;
+        }
+        let (middle, end) = ((output.along(axis) / 2) as isize, output.along(axis) as isize);
+        let mut summed: Option<Gradients> = None;
+        for own in [(0, middle), (middle, end)].map(|(a, b)| Region::whole(output).with(axis, a, b)) {
+            let mut dy = Array::zeros(output);
+            let part = Array::zeros(own.shape());
+            let places = part.indices().map(|at| std::array::from_fn(|a| at[a] + own.start[a] as usize));
+            let places: Vec<[usize; 5]> = places.collect();
+            places.iter().for_each(|&at| dy[at] = values.dy[at]);
+            let values = Values { inputs: values.inputs.clone(), parameters: values.parameters.clone(), dy };
+            let outcome = problem.fast_with(&values, &problem.part(own));
+            for (value, &at) in outcome.output.data.iter().zip(&places) {
+                let whole = whole.output[at];
+                assert_eq!(value.to_bits(), whole.to_bits(), "{axis:?}, at {at:?}: {value}, not {whole}\n{problem:#?}");
+            }
+            match (&mut summed, outcome.gradients) {
+                (Some(sum), Some(more)) => {
+                    let add = |a: &mut Vec<f64>, b: &Vec<f64>| a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+                    sum.inputs.iter_mut().zip(&more.inputs).for_each(|(a, b)| add(&mut a.data, &b.data));
+                    sum.parameters.iter_mut().zip(&more.parameters).for_each(|(a, b)| add(a, b));
+                }
+                (sum, more) => *sum = more,
+            }
+        }
+        if let (Some(summed), Some(whole)) = (summed, &whole.gradients) {
+            for (i, (a, b)) in summed.inputs.iter().zip(&whole.inputs).enumerate() {
+                compare(problem, &format!("{axis:?}: gradient of input {i}"), &a.data, &b.data);
+            }
+            for (p, (a, b)) in summed.parameters.iter().zip(&whole.parameters).enumerate() {
+                compare(problem, &format!("{axis:?}: gradient of parameter {p}"), a, b);
+            }
+        }
+    }
+}
+
 /// Largest difference against the largest element of the reference.
 pub fn compare(problem: &Problem, what: &str, fast: &[f64], reference: &[f64]) {
     assert_eq!(fast.len(), reference.len(), "{what}: sizes differ\n{problem:#?}");
     let scale = reference.iter().fold(1e-30f64, |m, v| m.max(v.abs()));
     let limit = if problem.exact { 0.0 } else { problem.tolerance * scale };
     for (i, (a, b)) in fast.iter().zip(reference).enumerate() {
-        assert!((a - b).abs() <= limit, "{what}, element {i}: fast {a}, reference {b}, limit {limit:e}\n{problem:#?}");
+        assert!(
+            a == b || (a - b).abs() <= limit,
+            "{what}, element {i}: fast {a}, reference {b}, limit {limit:e}\n{problem:#?}"
+        );
     }
 }

@@ -4,6 +4,9 @@
 //! `reference/`.
 
 pub mod fold;
+mod lines;
+mod max_pool;
+mod window;
 
 use crate::{Geometry, Kernel, Pass, Stage};
 use convoy_net::Kind;
@@ -37,6 +40,7 @@ pub struct Packing {
 /// The fast twin of a layer.
 pub fn twin(kind: &Kind) -> &dyn Fast {
     match kind {
+        Kind::MaxPool(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),
     }
 }

@@ -1,0 +1,315 @@
+//! Lines: how kernels that work point by point see stored tensors.
+//!
+//! A [`Line`] is one point's 16 channels. A kernel goes over the [`Rows`] of a region: a sample, a depth, a height and one
+//! block of 16 channels, counted from the region's first channel. [`Source`] and [`Target`] hand out lines of such blocks.
+//! Where a tensor's own blocks are those of the region (nearly always) they are the tensor's memory itself; elsewhere
+//! (narrow images, channels cut within a block) they are copied through scratch.
+//!
+//! Always true
+//! - Lanes past the region's last channel read as zero, and are written as zero where they are filler of the tensor.
+//! - Channels and points outside the region are never written.
+
+use crate::{BLOCK, Geometry, Layout, Operand, Operands};
+use convoy_net::{Axis, Region};
+
+/// 16 channels of one point.
+pub type Line = [f32; BLOCK];
+
+/// A half-open range along one axis, in the tensor's coordinates.
+pub type Span = (isize, isize);
+
+/// The points of a span.
+pub fn points((start, end): Span) -> usize {
+    (end - start).max(0) as usize
+}
+
+/// What both spans hold.
+pub fn both(a: Span, b: Span) -> Span {
+    (a.0.max(b.0), a.1.min(b.1))
+}
+
+/// Bytes that a tile should read and write: some 100 microseconds of one core.
+const TILE_BYTES: usize = 1 << 19;
+
+/// One row of a region: what a kernel computes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub n: isize,
+    pub d: isize,
+    pub h: isize,
+    pub block: usize,
+    /// Its place in the order of all rows.
+    pub number: usize,
+}
+
+/// The rows of a region in the order of memory, cut into tiles of consecutive rows.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    pub region: Region,
+    pub blocks: usize,
+    pub tiles: usize,
+}
+
+impl Rows {
+    /// `lines` is how many lines are read and written for each line of the region: it sizes the tiles.
+    pub fn new(region: &Region, lines: usize) -> Rows {
+        let blocks = region.size(Axis::Channel).div_ceil(BLOCK);
+        let mut rows = Rows { region: *region, blocks, tiles: 1 };
+        let bytes = rows.count() * region.size(Axis::Width) * lines.max(1) * size_of::<Line>();
+        rows.tiles = bytes.div_ceil(TILE_BYTES).min(rows.count());
+        rows
+    }
+
+    /// Rows in all; none if the region is empty.
+    pub fn count(&self) -> usize {
+        let [n, _, d, h, w] = self.region.shape().0;
+        n * d * h * self.blocks * w.min(1)
+    }
+
+    /// First and past the last column.
+    pub fn columns(&self) -> Span {
+        self.region.range(Axis::Width)
+    }
+
+    /// The rows of a tile, in order.
+    pub fn of(&self, tile: usize) -> impl Iterator<Item = Row> + use<> {
+        let (count, tiles) = (self.count(), self.tiles);
+        let [_, _, d, h, _] = self.region.shape().0;
+        let (start, blocks) = (self.region.start, self.blocks);
+        (tile * count / tiles..(tile + 1) * count / tiles).map(move |number| Row {
+            n: start[0] + (number / (blocks * h * d)) as isize,
+            d: start[2] + (number / (blocks * h) % d) as isize,
+            h: start[3] + (number / blocks % h) as isize,
+            block: number % blocks,
+            number,
+        })
+    }
+}
+
+/// The first of a tensor's blocks whose lines are those of blocks of `channels`, if they are.
+fn aligned(layout: &Layout, channels: Span) -> Option<usize> {
+    let stored = layout.stored.range(Axis::Channel);
+    let before = channels.0 - stored.0;
+    let starts = before >= 0 && before % BLOCK as isize == 0;
+    let ends = channels.1 == stored.1 || channels.1 < stored.1 && points(channels).is_multiple_of(BLOCK);
+    (layout.block == BLOCK && starts && ends).then_some(before as usize / BLOCK)
+}
+
+/// The channels of block `block`.
+fn lanes(channels: Span, block: usize) -> Span {
+    let first = channels.0 + (block * BLOCK) as isize;
+    (first, channels.1.min(first + BLOCK as isize))
+}
+
+/// A tensor that is read by lines.
+#[derive(Clone, Debug)]
+pub struct Source {
+    layout: Layout,
+    channels: Span,
+    direct: Option<usize>,
+}
+
+impl Source {
+    /// Lines of blocks of `channels`. Channels that are not stored read as zero.
+    pub fn new(layout: &Layout, channels: Span) -> Source {
+        Source { layout: layout.clone(), channels, direct: aligned(layout, channels) }
+    }
+
+    /// Floats of scratch for views of so many points.
+    pub fn scratch(&self, points: usize) -> usize {
+        if self.direct.is_some() { 0 } else { points * BLOCK }
+    }
+
+    /// Lines of one block of one sample in a box of space, which must be stored. `data` is the whole tensor, `scratch` as
+    /// long as `scratch()` said for the box.
+    #[inline]
+    pub fn view<'a>(
+        &self,
+        data: &'a [f32],
+        n: isize,
+        block: usize,
+        space: [Span; 3],
+        scratch: &'a mut [f32],
+    ) -> View<'a> {
+        let start = space.map(|s| s.0);
+        if space.iter().any(|s| s.1 <= s.0) {
+            return View { data: &[], start, depth: 0, row: 0 };
+        }
+        match self.direct {
+            Some(first) => {
+                let at = self.layout.offset(n, first + block, start[0], start[1], start[2]);
+                View { data: &data[at..], start, depth: self.layout.depth, row: self.layout.row }
+            }
+            None => self.gather(data, n, block, space, scratch),
+        }
+    }
+
+    fn gather<'a>(&self, data: &[f32], n: isize, block: usize, space: [Span; 3], scratch: &'a mut [f32]) -> View<'a> {
+        let row = points(space[2]) * BLOCK;
+        let depth = points(space[1]) * row;
+        let lanes = lanes(self.channels, block);
+        let stored = both(lanes, self.layout.stored.range(Axis::Channel));
+        for d in space[0].0..space[0].1 {
+            for h in space[1].0..space[1].1 {
+                let at = (d - space[0].0) as usize * depth + (h - space[1].0) as usize * row;
+                let lines = scratch[at..at + row].as_chunks_mut::<BLOCK>().0;
+                for (w, line) in (space[2].0..).zip(lines) {
+                    line.fill(0.0);
+                    for c in stored.0..stored.1 {
+                        line[(c - lanes.0) as usize] = data[self.layout.index(n, c, d, h, w)];
+                    }
+                }
+            }
+        }
+        View { data: scratch, start: space.map(|s| s.0), depth, row }
+    }
+}
+
+/// Lines of one block of one sample in a box of space.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    data: &'a [f32],
+    start: [isize; 3],
+    depth: usize,
+    row: usize,
+}
+
+impl<'a> View<'a> {
+    /// The lines of a row, in the tensor's coordinates.
+    #[inline(always)]
+    pub fn row(&self, d: isize, h: isize, columns: Span) -> &'a [Line] {
+        let at = (d - self.start[0]) as usize * self.depth
+            + (h - self.start[1]) as usize * self.row
+            + (columns.0 - self.start[2]) as usize * BLOCK;
+        self.data[at..at + points(columns) * BLOCK].as_chunks().0
+    }
+}
+
+/// A tensor that is written by lines.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub operand: Operand,
+    layout: Layout,
+    channels: Span,
+    direct: Option<usize>,
+    /// Whether lines are added to what is there.
+    pub add: bool,
+}
+
+impl Target {
+    /// Lines of blocks of `channels`, all of which must be stored.
+    pub fn new(operand: Operand, layout: &Layout, channels: Span, add: bool) -> Target {
+        Target { operand, layout: layout.clone(), channels, direct: aligned(layout, channels), add }
+    }
+
+    /// The output of a layer over its region.
+    pub fn output(geometry: &Geometry) -> Target {
+        Target::new(Operand::Output, &geometry.output.layout, geometry.region.range(Axis::Channel), false)
+    }
+
+    /// The gradient of an input over the region wanted.
+    pub fn input_gradient(geometry: &Geometry, input: usize) -> Target {
+        let (layout, region) = wanted(geometry, input);
+        let add = geometry.accumulate[input];
+        Target::new(Operand::InputGradient(input), layout, region.range(Axis::Channel), add)
+    }
+
+    /// Floats of scratch for rows of so many points.
+    pub fn scratch(&self, points: usize) -> usize {
+        if self.direct.is_some() { 0 } else { points * BLOCK }
+    }
+
+    /// Lets `fill` write the lines of a row; where lines are added, they hold what is there, otherwise anything. `scratch`
+    /// is as long as `scratch()` said for the row.
+    ///
+    /// # Safety
+    /// No other tile touches this block's channels of this row meanwhile.
+    #[inline]
+    pub unsafe fn row(
+        &self,
+        operands: &Operands,
+        row: Row,
+        columns: Span,
+        scratch: &mut [f32],
+        fill: impl FnOnce(&mut [Line]),
+    ) {
+        let used = points(lanes(self.channels, row.block));
+        match self.direct {
+            Some(first) => {
+                let at = self.layout.offset(row.n, first + row.block, row.d, row.h, columns.0);
+                // SAFETY: the lines of this block of this row, which the caller promises to be this tile's.
+                let floats = unsafe { operands.floats_mut(self.operand, at..at + points(columns) * BLOCK) };
+                let lines = floats.as_chunks_mut().0;
+                fill(lines);
+                if used < BLOCK {
+                    lines.iter_mut().for_each(|line: &mut Line| line[used..].fill(0.0));
+                }
+            }
+            // SAFETY: as the caller promises.
+            None => unsafe { self.through(operands, row, columns, scratch, fill) },
+        }
+    }
+
+    /// As `row`, by way of scratch.
+    ///
+    /// # Safety
+    /// As for `row`.
+    unsafe fn through(
+        &self,
+        operands: &Operands,
+        row: Row,
+        columns: Span,
+        scratch: &mut [f32],
+        fill: impl FnOnce(&mut [Line]),
+    ) {
+        let slot = operands.slot(self.operand);
+        let (first, end) = lanes(self.channels, row.block);
+        let stored = self.layout.stored.range(Axis::Channel);
+        assert!(stored.0 <= first && end <= stored.1 && slot.bytes / 4 >= self.layout.len, "bug: channels not stored");
+        let floats = slot.data as *mut f32;
+        let lines = scratch[..points(columns) * BLOCK].as_chunks_mut::<BLOCK>().0;
+        let at = |c: isize, w: isize| self.layout.index(row.n, c, row.d, row.h, w);
+        if self.add {
+            for (w, line) in (columns.0..).zip(lines.iter_mut()) {
+                line.fill(0.0);
+                for c in first..end {
+                    // SAFETY: a stored element, which the caller promises to be this tile's.
+                    line[(c - first) as usize] = unsafe { *floats.add(at(c, w)) };
+                }
+            }
+        }
+        fill(lines);
+        // The filler behind a tensor's last channel belongs to whoever writes that channel.
+        let filler = if end == stored.1 { self.layout.blocks * self.layout.block - points(stored) } else { 0 };
+        for (w, line) in (columns.0..).zip(lines.iter()) {
+            for c in first..end {
+                // SAFETY: as above.
+                unsafe { *floats.add(at(c, w)) = line[(c - first) as usize] };
+            }
+            for lane in 1..=filler {
+                // SAFETY: the last channel's line has this much filler behind it.
+                unsafe { *floats.add(at(end - 1, w) + lane) = 0.0 };
+            }
+        }
+    }
+}
+
+/// Writes a line over, or adds it to, another.
+#[inline(always)]
+pub fn put(into: &mut Line, line: &Line, add: bool) {
+    if add {
+        into.iter_mut().zip(line).for_each(|(a, b)| *a += b);
+    } else {
+        *into = *line;
+    }
+}
+
+/// How the gradient of an input is stored and which part is wanted.
+pub fn wanted(geometry: &Geometry, input: usize) -> &(Layout, Region) {
+    geometry.input_gradients[input].as_ref().expect("bug: a stage for a gradient that nobody wants")
+}
+
+/// How the gradient of the output is stored.
+pub fn output_gradient(geometry: &Geometry) -> &Layout {
+    geometry.output_gradient.as_ref().expect("bug: a backward pass without the output's gradient")
+}

@@ -1,0 +1,378 @@
+//! Max pooling. Forward keeps each winner's place in its window; the gradient of an input gathers from the windows it won.
+//!
+//! Always true
+//! - Of equal elements the first wins, in the order depth, height, width; a NaN wins over everything, the last one over all.
+//! - Padding never wins: windows end where the tensor does, not where its margins do.
+//!
+//! Twin: `reference/max_pool.rs`.
+
+use super::Fast;
+use super::lines::{Line, Row, Rows, Source, Span, Target, View, both, output_gradient, points, put, wanted};
+use super::window::{Lists, Window};
+use crate::{BLOCK, Geometry, Kernel, Make, Mode, Operand, Operands, Pass, Stage, Work};
+use convoy_net::{Axis, layers::MaxPool};
+
+impl Fast for MaxPool {
+    fn forward(&self, g: &Geometry) -> Vec<Stage> {
+        let pool = Pool::new(self, g);
+        let mut stage = Stage {
+            pass: Pass::Forward,
+            reads: vec![Operand::Input(0)],
+            writes: vec![Operand::Output],
+            makes: vec![],
+            tiles: pool.rows.tiles,
+            scratch: pool.source.scratch(pool.seen()) + pool.target.scratch(points(pool.rows.columns())),
+            work: Work {
+                flops: (pool.rows.region.len() * pool.volume()) as f64,
+                bytes: 4.0 * (g.region.len() + g.inputs[0].layout.stored.len()) as f64,
+            },
+        };
+        if g.mode == Mode::Train {
+            let bytes = pool.places();
+            stage.writes.push(Operand::Internal(0));
+            stage.makes.push(Make::Internal { number: 0, bytes });
+            stage.work.bytes += bytes as f64;
+        }
+        vec![stage]
+    }
+
+    fn backward(&self, g: &Geometry) -> Vec<Stage> {
+        if g.input_gradients[0].is_none() {
+            return vec![];
+        }
+        let gradient = InputGradient::new(self, g);
+        let pool = &gradient.pool;
+        vec![Stage {
+            pass: Pass::InputGradient(0),
+            reads: vec![Operand::OutputGradient, Operand::Internal(0)],
+            writes: vec![Operand::InputGradient(0)],
+            makes: vec![],
+            tiles: gradient.rows.tiles,
+            scratch: gradient.source.scratch(gradient.seen())
+                + gradient.target.scratch(points(gradient.rows.columns())),
+            work: Work {
+                flops: (g.region.len() * pool.volume()) as f64,
+                bytes: 4.0 * (g.region.len() + gradient.rows.region.len()) as f64 + pool.places() as f64,
+            },
+        }]
+    }
+
+    fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
+        match pass {
+            Pass::Forward => Box::new(Pool::new(self, g)),
+            Pass::InputGradient(0) => Box::new(InputGradient::new(self, g)),
+            _ => unreachable!("bug: max pooling has no {pass:?}"),
+        }
+    }
+}
+
+/// A winner's place in its window: a byte, or four for windows of more than 256.
+trait Place: Copy {
+    fn of(place: u32) -> Self;
+    fn is(self, place: u32) -> bool;
+}
+
+impl Place for u8 {
+    #[inline(always)]
+    fn of(place: u32) -> u8 {
+        place as u8
+    }
+    #[inline(always)]
+    fn is(self, place: u32) -> bool {
+        self == place as u8
+    }
+}
+
+impl Place for u32 {
+    #[inline(always)]
+    fn of(place: u32) -> u32 {
+        place
+    }
+    #[inline(always)]
+    fn is(self, place: u32) -> bool {
+        self == place
+    }
+}
+
+/// The forward pass.
+struct Pool {
+    windows: [Window; 3],
+    source: Source,
+    target: Target,
+    rows: Rows,
+    /// For each column, the place among the columns seen and the number of every tap that lies inside.
+    taps: Lists<(usize, usize)>,
+    keep: bool,
+}
+
+impl Pool {
+    fn new(layer: &MaxPool, g: &Geometry) -> Pool {
+        let windows = Window::all(&layer.windows, g.inputs[0].shape);
+        let columns = g.region.range(Axis::Width);
+        let (w, seen) = (windows[2], seen(&windows[2], columns));
+        let place = move |o, tap: usize| (w.start(o) + tap as isize * w.dilation - seen.0) as usize;
+        Pool {
+            windows,
+            taps: Lists::new((columns.0..columns.1).map(|o| w.taps(o).map(move |tap| (place(o, tap), tap)))),
+            source: Source::new(&g.inputs[0].layout, g.region.range(Axis::Channel)),
+            target: Target::output(g),
+            rows: Rows::new(&g.region, 1 + windows.iter().map(|w| w.stride as usize).product::<usize>()),
+            keep: g.mode == Mode::Train,
+        }
+    }
+
+    /// Elements of a window.
+    fn volume(&self) -> usize {
+        self.windows.iter().map(|w| w.kernel).product()
+    }
+
+    /// Bytes of all winners' places.
+    fn places(&self) -> usize {
+        let lanes = self.rows.count() * points(self.rows.columns()) * BLOCK;
+        lanes * if self.volume() <= 256 { 1 } else { 4 }
+    }
+
+    /// Input columns that the region's windows look at.
+    fn columns(&self) -> Span {
+        seen(&self.windows[2], self.rows.columns())
+    }
+
+    /// Most points that a row of the output looks at.
+    fn seen(&self) -> usize {
+        let extent = |w: &Window| ((w.kernel as isize - 1) * w.dilation + 1).min(w.input) as usize;
+        extent(&self.windows[0]) * extent(&self.windows[1]) * points(self.columns())
+    }
+
+    fn tile<P: Place>(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+        let x = operands.floats(Operand::Input(0));
+        let (seen, filled) = scratch.split_at_mut(self.source.scratch(self.seen()));
+        let columns = self.rows.columns();
+        for row in self.rows.of(tile) {
+            let space = [self.windows[0].span(row.d), self.windows[1].span(row.h), self.columns()];
+            let view = self.source.view(x, row.n, row.block, space, seen);
+            let mut places: &mut [[P; BLOCK]] = &mut [];
+            if self.keep {
+                // SAFETY: places lie row by row, and rows are this tile's own.
+                places = unsafe { &mut *places_of_row(operands, row.number, points(columns)) };
+            }
+            // SAFETY: `Rows` gives each row to one tile.
+            unsafe {
+                self.target.row(operands, row, columns, filled, |lines| self.row(row, view, space[2], lines, places));
+            }
+        }
+    }
+
+    /// One row of the output; `places` may be empty.
+    #[inline(always)]
+    fn row<P: Place>(&self, row: Row, view: View, seen: Span, lines: &mut [Line], places: &mut [[P; BLOCK]]) {
+        let [wd, wh, ww] = self.windows;
+        let (deep, high) = (wd.taps(row.d), wh.taps(row.h));
+        for (i, line) in lines.iter_mut().enumerate() {
+            let taps = self.taps.of(i);
+            let first = (deep.start * wh.kernel + high.start) * ww.kernel + taps.first().map_or(0, |t| t.1);
+            let (mut best, mut place) = ([f32::NEG_INFINITY; BLOCK], [first as u32; BLOCK]);
+            for kd in deep.clone() {
+                for kh in high.clone() {
+                    let d = wd.start(row.d) + kd as isize * wd.dilation;
+                    let h = wh.start(row.h) + kh as isize * wh.dilation;
+                    let inputs = view.row(d, h, seen);
+                    for &(at, kw) in taps {
+                        better(&inputs[at], ((kd * wh.kernel + kh) * ww.kernel + kw) as u32, &mut best, &mut place);
+                    }
+                }
+            }
+            *line = best;
+            if let Some(kept) = places.get_mut(i) {
+                *kept = place.map(P::of);
+            }
+        }
+    }
+}
+
+/// The input columns from the first to past the last that windows of outputs `columns` look at.
+fn seen(window: &Window, columns: Span) -> Span {
+    let end = window.start(columns.1 - 1) + (window.kernel as isize - 1) * window.dilation + 1;
+    both((window.start(columns.0), end), (0, window.input))
+}
+
+#[inline(always)]
+fn better(line: &Line, here: u32, best: &mut Line, place: &mut [u32; BLOCK]) {
+    for l in 0..BLOCK {
+        let wins = (line[l] > best[l]) | line[l].is_nan();
+        best[l] = if wins { line[l] } else { best[l] };
+        place[l] = if wins { here } else { place[l] };
+    }
+}
+
+impl Kernel for Pool {
+    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+        if self.volume() <= 256 {
+            self.tile::<u8>(tile, operands, scratch);
+        } else {
+            self.tile::<u32>(tile, operands, scratch);
+        }
+    }
+}
+
+/// The winners' places of one row.
+fn places_of_row<P: Place>(operands: &Operands, row: usize, points: usize) -> *mut [[P; BLOCK]] {
+    let slot = operands.slot(Operand::Internal(0));
+    assert!((row + 1) * points * size_of::<[P; BLOCK]>() <= slot.bytes, "bug: no places for row {row}");
+    std::ptr::slice_from_raw_parts_mut((slot.data as *mut [P; BLOCK]).wrapping_add(row * points), points)
+}
+
+/// The gradient of the input.
+struct InputGradient {
+    pool: Pool,
+    source: Source,
+    target: Target,
+    rows: Rows,
+    /// For each column, the outputs whose windows lie over it, counted from the region's first, and the taps.
+    over: Lists<(usize, usize)>,
+}
+
+impl InputGradient {
+    fn new(layer: &MaxPool, g: &Geometry) -> InputGradient {
+        let (_, region) = wanted(g, 0);
+        assert_eq!(
+            region.range(Axis::Channel),
+            g.region.range(Axis::Channel),
+            "bug: max pooling computes gradients of other channels than it computed"
+        );
+        let pool = Pool::new(layer, g);
+        let (window, outputs, columns) = (pool.windows[2], pool.rows.columns(), region.range(Axis::Width));
+        let over = move |i| window.over(i, outputs).map(move |(o, tap)| ((o - outputs.0) as usize, tap));
+        InputGradient {
+            pool,
+            over: Lists::new((columns.0..columns.1).map(over)),
+            source: Source::new(output_gradient(g), g.region.range(Axis::Channel)),
+            target: Target::input_gradient(g, 0),
+            rows: Rows::new(region, 2),
+        }
+    }
+
+    /// The outputs along an axis of space (0, 1, 2) that were computed here.
+    fn outputs(&self, space: usize) -> Span {
+        self.pool.rows.region.range(Axis::SPACE[space])
+    }
+
+    /// Most points of the output that a row of the input lies under.
+    fn seen(&self) -> usize {
+        let under = |i: usize| self.pool.windows[i].kernel.min(points(self.outputs(i)));
+        under(0) * under(1) * points(self.outputs(2))
+    }
+
+    fn tile<P: Place>(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+        let dy = operands.floats(Operand::OutputGradient);
+        let (seen, filled) = scratch.split_at_mut(self.source.scratch(self.seen()));
+        let samples = self.pool.rows.region.range(Axis::Sample);
+        for row in self.rows.of(tile) {
+            let [d, h] = [(0, row.d), (1, row.h)].map(|(i, at)| self.over(i, at));
+            let mut space = [d, h, self.outputs(2)];
+            if row.n < samples.0 || row.n >= samples.1 {
+                space[0] = (0, 0);
+            }
+            let view = self.source.view(dy, row.n, row.block, space, seen);
+            // SAFETY: `Rows` gives each row to one tile.
+            unsafe {
+                self.target.row(operands, row, self.rows.columns(), filled, |lines| {
+                    self.row::<P>(operands, row, view, space, lines);
+                });
+            }
+        }
+    }
+
+    /// From the first to past the last output whose window lies over input `i`.
+    fn over(&self, space: usize, i: isize) -> Span {
+        let outputs = self.pool.windows[space].over(i, self.outputs(space));
+        outputs.fold((0, 0), |span, (o, _)| if span == (0, 0) { (o, o + 1) } else { (span.0, o + 1) })
+    }
+
+    /// One row of the input's gradient from the outputs in `space`.
+    #[inline(always)]
+    fn row<P: Place>(&self, operands: &Operands, row: Row, view: View, space: [Span; 3], lines: &mut [Line]) {
+        let [wd, wh, ww] = self.pool.windows;
+        let r = &self.pool.rows;
+        let [_, _, depth, height, width] = r.region.shape().0;
+        for (i, line) in lines.iter_mut().enumerate() {
+            let mut sum = [0f32; BLOCK];
+            for (d, kd) in wd.over(row.d, space[0]) {
+                for (h, kh) in wh.over(row.h, space[1]) {
+                    let number = (row.n - r.region.start[0]) as usize * depth + (d - r.region.start[2]) as usize;
+                    let number = (number * height + (h - r.region.start[3]) as usize) * r.blocks + row.block;
+                    // SAFETY: forward, which wrote the places, is over; all tiles only read them.
+                    let places = unsafe { &*places_of_row::<P>(operands, number, width) };
+                    let dy = view.row(d, h, space[2]);
+                    for &(at, kw) in self.over.of(i) {
+                        won(&dy[at], &places[at], ((kd * wh.kernel + kh) * ww.kernel + kw) as u32, &mut sum);
+                    }
+                }
+            }
+            put(line, &sum, self.target.add);
+        }
+    }
+}
+
+#[inline(always)]
+fn won<P: Place>(dy: &Line, places: &[P; BLOCK], here: u32, sum: &mut Line) {
+    for l in 0..BLOCK {
+        sum[l] += if places[l].is(here) { dy[l] } else { 0.0 };
+    }
+}
+
+impl Kernel for InputGradient {
+    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+        if self.pool.volume() <= 256 {
+            self.tile::<u8>(tile, operands, scratch);
+        } else {
+            self.tile::<u32>(tile, operands, scratch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::twin::{Numbers, Problem, check, halves};
+    use convoy_net::{Kind, Operation, Shape, layers::Windows};
+
+    /// Random windows over random shapes of one, two and three dimensions.
+    fn problem(seed: u64) -> Option<Problem> {
+        let mut numbers = Numbers::new(seed);
+        let axes = 1 + numbers.below(3);
+        let mut space = [1; 3];
+        (3 - axes..3).for_each(|i| space[i] = 1 + numbers.below([20, 12, 7][axes - 1]));
+        let mut list = |most: usize| (0..axes).map(|_| 1 + numbers.below(most)).collect::<Vec<_>>();
+        let (kernel, stride, dilation, padding) = (list(4), list(3), list(2), list(3));
+        let padding = padding.iter().zip(&kernel).map(|(p, k)| [(p - 1).min(k / 2), (p - 1).min(k / 2)]).collect();
+        let windows = Windows { kernel, stride, padding, dilation };
+        let shape = Shape([1 + numbers.below(3), 1 + numbers.below(36), space[0], space[1], space[2]]);
+        let layer = MaxPool { windows, ceil: numbers.below(2) == 1 };
+        layer.infer(&[shape]).ok()?;
+        let (image, extra, accumulate) = (numbers.below(3) == 0, numbers.below(3), numbers.below(3) == 0);
+        Some(Problem { seed, exact: true, image, extra, accumulate, ..Problem::new(Kind::MaxPool(layer), &[shape]) })
+    }
+
+    #[test]
+    fn agrees_with_its_reference() {
+        let problems: Vec<Problem> = (0..150).filter_map(problem).collect();
+        assert!(problems.len() > 60);
+        problems.iter().for_each(check);
+        problems.iter().step_by(4).for_each(halves);
+    }
+
+    #[test]
+    fn large_windows_keep_wide_places() {
+        let layer = MaxPool { ceil: true, ..MaxPool::new(&[7, 7, 7]) };
+        check(&Problem { exact: true, ..Problem::new(Kind::MaxPool(layer), &[Shape([1, 17, 9, 10, 15])]) });
+    }
+
+    #[test]
+    fn evaluation_keeps_nothing() {
+        let shape = Shape([2, 20, 1, 9, 9]);
+        let problem = Problem { mode: Mode::Evaluate, ..Problem::new(Kind::MaxPool(MaxPool::new(&[2, 2])), &[shape]) };
+        check(&Problem { exact: true, ..problem.clone() });
+        let stages = MaxPool::new(&[2, 2]).forward(&problem.geometry());
+        assert_eq!(stages[0].makes, []);
+    }
+}
