@@ -9,8 +9,9 @@
 //! - Lanes past the region's last channel read as zero, and are written as zero where they are filler of the tensor.
 //! - Channels and points outside the region are never written.
 
-use crate::{BLOCK, Geometry, Layout, Operand, Operands};
-use convoy_net::{Axis, Region};
+use super::region;
+use crate::{BLOCK, Geometry, Layout, Operand, Operands, Slot};
+use convoy_net::{AXES, Axis, Region};
 
 /// 16 channels of one point.
 pub type Line = [f32; BLOCK];
@@ -144,24 +145,28 @@ impl Source {
         }
     }
 
-    fn gather<'a>(&self, data: &[f32], n: isize, block: usize, space: [Span; 3], scratch: &'a mut [f32]) -> View<'a> {
-        let row = points(space[2]) * BLOCK;
-        let depth = points(space[1]) * row;
-        let lanes = lanes(self.channels, block);
-        let stored = both(lanes, self.layout.stored.range(Axis::Channel));
-        for d in space[0].0..space[0].1 {
-            for h in space[1].0..space[1].1 {
-                let at = (d - space[0].0) as usize * depth + (h - space[1].0) as usize * row;
-                let lines = scratch[at..at + row].as_chunks_mut::<BLOCK>().0;
-                for (w, line) in (space[2].0..).zip(lines) {
-                    line.fill(0.0);
-                    for c in stored.0..stored.1 {
-                        line[(c - lanes.0) as usize] = data[self.layout.index(n, c, d, h, w)];
-                    }
-                }
-            }
+    fn gather<'a>(
+        &self,
+        data: &[f32],
+        n: isize,
+        block: usize,
+        [d, h, w]: [Span; 3],
+        scratch: &'a mut [f32],
+    ) -> View<'a> {
+        let (first, end) = lanes(self.channels, block);
+        let seen = Region { start: [n, first, d.0, h.0, w.0], end: [n + 1, end, d.1, h.1, w.1] };
+        let stored = both((first, end), self.layout.stored.range(Axis::Channel));
+        let box_of_lines = Layout::blocked(seen);
+        let scratch = &mut scratch[..box_of_lines.len];
+        if stored != (first, end) {
+            scratch.fill(0.0);
         }
-        View { data: scratch, start: space.map(|s| s.0), depth, row }
+        let from = Slot { data: data.as_ptr() as *mut u8, bytes: size_of_val(data) };
+        let into = Slot { data: scratch.as_mut_ptr() as *mut u8, bytes: size_of_val(scratch) };
+        let part = seen.with(Axis::Channel, stored.0, stored.1);
+        // SAFETY: both are slices; the first is only read.
+        unsafe { region::copy((from, &self.layout), (into, &box_of_lines), &part, [0; AXES], false) };
+        View { data: scratch, start: [d.0, h.0, w.0], depth: box_of_lines.depth, row: box_of_lines.row }
     }
 }
 
@@ -262,35 +267,21 @@ impl Target {
         scratch: &mut [f32],
         fill: impl FnOnce(&mut [Line]),
     ) {
-        let slot = operands.slot(self.operand);
+        let tensor = (operands.slot(self.operand), &self.layout);
         let (first, end) = lanes(self.channels, row.block);
-        let stored = self.layout.stored.range(Axis::Channel);
-        assert!(stored.0 <= first && end <= stored.1 && slot.bytes / 4 >= self.layout.len, "bug: channels not stored");
-        let floats = slot.data as *mut f32;
-        let lines = scratch[..points(columns) * BLOCK].as_chunks_mut::<BLOCK>().0;
-        let at = |c: isize, w: isize| self.layout.index(row.n, c, row.d, row.h, w);
+        let Row { n, d, h, .. } = row;
+        let written = Region { start: [n, first, d, h, columns.0], end: [n + 1, end, d + 1, h + 1, columns.1] };
+        let lines = Layout::blocked(written);
+        let scratch = &mut scratch[..lines.len];
+        let copied = (Slot { data: scratch.as_mut_ptr() as *mut u8, bytes: size_of_val(scratch) }, &lines);
         if self.add {
-            for (w, line) in (columns.0..).zip(lines.iter_mut()) {
-                line.fill(0.0);
-                for c in first..end {
-                    // SAFETY: a stored element, which the caller promises to be this tile's.
-                    line[(c - first) as usize] = unsafe { *floats.add(at(c, w)) };
-                }
-            }
+            // SAFETY: the tensor's elements are this tile's, as the caller promises.
+            unsafe { region::copy(tensor, copied, &written, [0; AXES], false) };
         }
-        fill(lines);
-        // The filler behind a tensor's last channel belongs to whoever writes that channel.
-        let filler = if end == stored.1 { self.layout.blocks * self.layout.block - points(stored) } else { 0 };
-        for (w, line) in (columns.0..).zip(lines.iter()) {
-            for c in first..end {
-                // SAFETY: as above.
-                unsafe { *floats.add(at(c, w)) = line[(c - first) as usize] };
-            }
-            for lane in 1..=filler {
-                // SAFETY: the last channel's line has this much filler behind it.
-                unsafe { *floats.add(at(end - 1, w) + lane) = 0.0 };
-            }
-        }
+        fill(scratch.as_chunks_mut().0);
+        let copied = (Slot { data: scratch.as_mut_ptr() as *mut u8, bytes: size_of_val(scratch) }, &lines);
+        // SAFETY: as above.
+        unsafe { region::copy(copied, tensor, &written, [0; AXES], false) };
     }
 }
 

@@ -6,6 +6,7 @@
 pub mod fold;
 mod lines;
 mod max_pool;
+pub mod region;
 mod window;
 
 use crate::{Geometry, Kernel, Pass, Stage};
