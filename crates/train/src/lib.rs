@@ -1,1 +1,23 @@
-//! Not written yet.
+//! Training: what surrounds a step. Data, optimizers and schedules, initial weights, checkpoints, the folder a run leaves.
+//!
+//! Knows nothing of how a layer is split.
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod compare;
+mod digest;
+mod error;
+mod metrics;
+mod number;
+mod run_folder;
+pub mod safetensors;
+mod weights;
+mod whole;
+
+pub use checkpoint::{Checkpoint, Checkpoints, DamagedCheckpoint, EpochSums, Flaw, Found};
+pub use compare::{Comparison, compare, compare_metrics};
+pub use digest::{digest, layer_digests, text_digest};
+pub use error::Error;
+pub use metrics::{MetricsLine, MetricsLog, Scores};
+pub use run_folder::RunFolder;
+pub use weights::{Misfit, NamedTensor, Weights, fit};

@@ -1,0 +1,57 @@
+//! What can go wrong around training: files, checkpoints, weights that do not fit, impossible settings.
+
+use crate::checkpoint::DamagedCheckpoint;
+use crate::safetensors::Damage;
+use crate::weights::Misfit;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// An error of this crate. Its text says what, where, what was found and, where we know, what helps.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot {action} {}\n  cause: {cause}{}", path.display(), help(cause))]
+    File { action: &'static str, path: PathBuf, cause: io::Error },
+    #[error("{}: no safetensors file we can read, {damage}", path.display())]
+    Safetensors { path: PathBuf, damage: Damage },
+    #[error("{origin}: {} not fit the network{}", count(misfits.len()), Lines(misfits))]
+    Unfit { origin: String, misfits: Vec<Misfit> },
+    #[error("{}: no checkpoint here\n  help: the run ended before it wrote one; start it again", folder.display())]
+    NoCheckpoint { folder: PathBuf },
+    #[error("{}: all checkpoints are damaged{}", folder.display(), Lines(damaged))]
+    AllDamaged { folder: PathBuf, damaged: Vec<DamagedCheckpoint> },
+    #[error("{}, line {line}: not a line of metrics\n  cause: {cause}", path.display())]
+    Metrics { path: PathBuf, line: usize, cause: serde_json::Error },
+    #[error("{}: not the folder of a run, it has no job.toml\n  help: a run's folder is runs/<name>-<time>", path.display())]
+    NotARun { path: PathBuf },
+    #[error("{setting} = {found} is not possible\n  help: {possible}")]
+    Setting { setting: &'static str, found: String, possible: &'static str },
+}
+
+impl Error {
+    /// What the operating system refused to do.
+    pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        move |cause| Error::File { action, path: path.to_path_buf(), cause }
+    }
+}
+
+fn help(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::StorageFull => "\n  help: free some space; what was written before is kept",
+        io::ErrorKind::PermissionDenied => "\n  help: this user may not do that here; choose another folder",
+        _ => "",
+    }
+}
+
+fn count(tensors: usize) -> String {
+    if tensors == 1 { "1 tensor does".into() } else { format!("{tensors} tensors do") }
+}
+
+/// A list, each entry on a line of its own below the sentence.
+struct Lines<'a, T>(&'a [T]);
+
+impl<T: fmt::Display> fmt::Display for Lines<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.0.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
