@@ -10,6 +10,7 @@
 
 pub mod fast;
 mod layout;
+pub mod math;
 pub mod philox;
 pub mod reference;
 mod stage;

@@ -84,6 +84,12 @@ impl Key {
     pub fn uniform(&self, element: u64) -> f32 {
         uniform(self.word(element))
     }
+
+    /// From the normal distribution with mean 0 and deviation 1: never beyond 6.4.
+    pub fn normal(&self, element: u64) -> f32 {
+        // In the middle of the 2^-32 that the word stands for: neither 0 nor 1.
+        crate::math::normal_quantile((self.word(element) as f64 + 0.5) / 4_294_967_296.0) as f32
+    }
 }
 
 /// A word as a number from 0 (possible) to 1 (not), in steps of 2^-24.
@@ -141,5 +147,16 @@ mod tests {
         // Four deviations of the mean of n uniform numbers, and of their squares.
         assert!((sum / n - 0.5).abs() < 4.0 * (1.0 / 12.0 / n).sqrt());
         assert!((squares / n - 1.0 / 3.0).abs() < 4.0 * (4.0 / 45.0 / n).sqrt());
+    }
+
+    #[test]
+    fn normal_has_its_moments() {
+        let values: Vec<f64> = (0..1 << 16).map(|i| KEY.normal(i) as f64).collect();
+        let n = values.len() as f64;
+        let moment = |k: i32| values.iter().map(|v| v.powi(k)).sum::<f64>() / n;
+        // Four deviations each: those of x, x² and x⁴ are 1, √2 and √96.
+        assert!(moment(1).abs() < 4.0 / n.sqrt());
+        assert!((moment(2) - 1.0).abs() < 4.0 * (2.0 / n).sqrt());
+        assert!((moment(4) - 3.0).abs() < 4.0 * (96.0 / n).sqrt());
     }
 }
