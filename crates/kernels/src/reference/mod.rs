@@ -147,3 +147,76 @@ pub fn twin(kind: &Kind) -> &dyn Reference {
         _ => unreachable!("bug: {kind:?} computes nothing"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::twin::{Numbers, Problem};
+    use convoy_net::layers::*;
+    use convoy_net::{Edge, Sampling};
+
+    /// Windows along one to three axes; some fit no small input.
+    fn windows(numbers: &mut Numbers) -> Windows {
+        let axes = 1 + numbers.below(3);
+        let mut list = |least: usize, most: usize| -> Vec<usize> {
+            (0..axes).map(|_| least + numbers.below(most - least + 1)).collect()
+        };
+        let (kernel, stride, dilation) = (list(1, 3), list(1, 3), list(1, 2));
+        let padding = list(0, 2).into_iter().zip(list(0, 2)).map(|(before, after)| [before, after]).collect();
+        Windows { kernel, stride, padding, dilation }
+    }
+
+    /// A small layer of any kind and shapes for it, where they fit.
+    fn problem(seed: u64) -> Option<Problem> {
+        let numbers = &mut Numbers::new(seed);
+        let axes = 1 + numbers.below(3);
+        let mut shape = Shape([1 + numbers.below(2), 1 + numbers.below(4), 1, 1, 1]);
+        (5 - axes..5).for_each(|a| shape.0[a] = 1 + numbers.below(4));
+        let channels = |c: usize| Shape([shape.0[0], c, shape.0[2], shape.0[3], shape.0[4]]);
+        let (one, two, yes) = (1 + numbers.below(3), 1 + numbers.below(3), numbers.below(2) == 1);
+        let alone = |kind: Kind| (kind, vec![shape]);
+        let (kind, inputs) = match numbers.below(15) {
+            0 => {
+                let edge = [Edge::Zero, Edge::Periodic][numbers.below(2)];
+                let (filters, windows) = (one * two, windows(numbers));
+                alone(Kind::Convolution(Convolution { filters, windows, groups: one, bias: yes, edge }))
+            }
+            1 => {
+                let (filters, windows, output_padding) = (one * two, windows(numbers), vec![]);
+                let layer = TransposedConvolution { filters, windows, output_padding, groups: one, bias: yes };
+                alone(Kind::TransposedConvolution(layer))
+            }
+            2 => alone(Kind::MaxPool(MaxPool { windows: windows(numbers), ceil: yes })),
+            3 => {
+                let windows = Windows { dilation: vec![], ..windows(numbers) };
+                alone(Kind::AveragePool(AveragePool { windows, ceil: yes, count_padding: one == 1 }))
+            }
+            4 => alone(Kind::FullyConnected(FullyConnected { outputs: one, bias: yes })),
+            5 => alone(Kind::BatchNorm(BatchNorm { epsilon: 0.1, ..BatchNorm::default() })),
+            6 => alone(Kind::GroupNorm(GroupNorm { groups: one, epsilon: 0.1 })),
+            7 => alone(Kind::LocalResponseNorm(LocalResponseNorm { size: one + two, alpha: 0.5, beta: 0.75, k: 1.0 })),
+            8 => (Kind::Add(Add), vec![shape; 1 + one]),
+            9 => (
+                Kind::Multiply(Multiply),
+                vec![shape, if yes { shape } else { Shape([shape.0[0], shape.0[1], 1, 1, 1]) }],
+            ),
+            10 => (Kind::Concat(Concat), vec![shape, channels(one), channels(two)]),
+            11 => alone(Kind::PadChannels(PadChannels { before: one - 1, after: two })),
+            12 => alone(Kind::GlobalAveragePool(GlobalAveragePool)),
+            13 => alone(Kind::AdaptiveAveragePool(AdaptiveAveragePool { output: vec![one, two] })),
+            _ => {
+                let sampling = [Sampling::Nearest, Sampling::Linear, Sampling::LinearCorners][numbers.below(3)];
+                alone(Kind::Upsample(Upsample { scale: vec![one, two], sampling }))
+            }
+        };
+        kind.operation().infer(&inputs).ok()?;
+        Some(Problem { seed, ..Problem::new(kind, &inputs) })
+    }
+
+    #[test]
+    fn random_layers_have_gradients_that_are_differences() {
+        let problems: Vec<Problem> = (0..600).filter_map(problem).collect();
+        assert!(problems.len() > 400, "{} of 600 fit", problems.len());
+        problems.iter().for_each(finite::check);
+    }
+}
