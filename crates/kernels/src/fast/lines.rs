@@ -43,6 +43,14 @@ pub struct Row {
     pub number: usize,
 }
 
+impl Row {
+    /// The box of space that it is, between these columns.
+    #[inline(always)]
+    pub fn space(&self, columns: Span) -> [Span; 3] {
+        [(self.d, self.d + 1), (self.h, self.h + 1), columns]
+    }
+}
+
 /// The rows of a region in the order of memory, cut into tiles of consecutive rows.
 #[derive(Clone, Debug)]
 pub struct Rows {
@@ -224,65 +232,81 @@ impl Target {
         if self.direct.is_some() { 0 } else { points * BLOCK }
     }
 
-    /// Lets `fill` write the lines of a row; where lines are added, they hold what is there, otherwise anything. `scratch`
-    /// is as long as `scratch()` said for the row.
+    /// The lines of a row, to be written and then closed. Where lines are added they hold what is there, otherwise anything.
+    /// `scratch` is as long as `scratch()` said for the row.
     ///
     /// # Safety
-    /// No other tile touches this block's channels of this row meanwhile.
-    #[inline]
-    pub unsafe fn row(
+    /// Until the row is closed, no other tile touches this block's channels of it.
+    #[inline(always)]
+    pub unsafe fn open<'a>(
         &self,
-        operands: &Operands,
+        operands: &Operands<'a>,
         row: Row,
         columns: Span,
-        scratch: &mut [f32],
-        fill: impl FnOnce(&mut [Line]),
-    ) {
-        let used = points(lanes(self.channels, row.block));
+        scratch: &'a mut [f32],
+    ) -> &'a mut [Line] {
         match self.direct {
             Some(first) => {
                 let at = self.layout.offset(row.n, first + row.block, row.d, row.h, columns.0);
                 // SAFETY: the lines of this block of this row, which the caller promises to be this tile's.
                 let floats = unsafe { operands.floats_mut(self.operand, at..at + points(columns) * BLOCK) };
-                let lines = floats.as_chunks_mut().0;
-                fill(lines);
-                if used < BLOCK {
-                    lines.iter_mut().for_each(|line: &mut Line| line[used..].fill(0.0));
-                }
+                floats.as_chunks_mut().0
             }
-            // SAFETY: as the caller promises.
-            None => unsafe { self.through(operands, row, columns, scratch, fill) },
+            None => {
+                if self.add {
+                    // SAFETY: as the caller promises.
+                    unsafe { self.exchange(operands, row, columns, scratch, Way::Out) };
+                }
+                scratch[..points(columns) * BLOCK].as_chunks_mut().0
+            }
         }
     }
 
-    /// As `row`, by way of scratch.
+    /// Ends what `open` began, with the same arguments.
     ///
     /// # Safety
-    /// As for `row`.
-    unsafe fn through(
-        &self,
-        operands: &Operands,
-        row: Row,
-        columns: Span,
-        scratch: &mut [f32],
-        fill: impl FnOnce(&mut [Line]),
-    ) {
+    /// As for `open`; the lines are no longer used.
+    #[inline(always)]
+    pub unsafe fn close(&self, operands: &Operands, row: Row, columns: Span, scratch: &mut [f32]) {
+        let used = points(lanes(self.channels, row.block));
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.direct {
+                Some(_) if used < BLOCK => {
+                    let lines = self.open(operands, row, columns, &mut []);
+                    lines.iter_mut().for_each(|line| line[used..].fill(0.0));
+                }
+                Some(_) => {}
+                None => self.exchange(operands, row, columns, scratch, Way::In),
+            }
+        }
+    }
+
+    /// Copies a row between scratch and tensor.
+    ///
+    /// # Safety
+    /// As for `open`.
+    unsafe fn exchange(&self, operands: &Operands, row: Row, columns: Span, scratch: &mut [f32], way: Way) {
         let tensor = (operands.slot(self.operand), &self.layout);
         let (first, end) = lanes(self.channels, row.block);
         let Row { n, d, h, .. } = row;
-        let written = Region { start: [n, first, d, h, columns.0], end: [n + 1, end, d + 1, h + 1, columns.1] };
-        let lines = Layout::blocked(written);
+        let part = Region { start: [n, first, d, h, columns.0], end: [n + 1, end, d + 1, h + 1, columns.1] };
+        let lines = Layout::blocked(part);
         let scratch = &mut scratch[..lines.len];
-        let copied = (Slot { data: scratch.as_mut_ptr() as *mut u8, bytes: size_of_val(scratch) }, &lines);
-        if self.add {
-            // SAFETY: the tensor's elements are this tile's, as the caller promises.
-            unsafe { region::copy(tensor, copied, &written, [0; AXES], false) };
-        }
-        fill(scratch.as_chunks_mut().0);
-        let copied = (Slot { data: scratch.as_mut_ptr() as *mut u8, bytes: size_of_val(scratch) }, &lines);
-        // SAFETY: as above.
-        unsafe { region::copy(copied, tensor, &written, [0; AXES], false) };
+        let lines = (Slot { data: scratch.as_mut_ptr() as *mut u8, bytes: size_of_val(scratch) }, &lines);
+        let (from, into) = match way {
+            Way::Out => (tensor, lines),
+            Way::In => (lines, tensor),
+        };
+        // SAFETY: the tensor's elements are this tile's, as the caller promises, and scratch always is.
+        unsafe { region::copy(from, into, &part, [0; AXES], false) };
     }
+}
+
+/// Which way a row goes: out of its tensor or into it.
+enum Way {
+    Out,
+    In,
 }
 
 /// Writes a line over, or adds it to, another.

@@ -8,6 +8,7 @@
 
 use super::Fast;
 use super::lines::{Line, Row, Rows, Source, Span, Target, View, both, output_gradient, points, put, wanted};
+use super::wide::{Plain, Wide};
 use super::window::{Lists, Window};
 use crate::{BLOCK, Geometry, Kernel, Make, Mode, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, layers::MaxPool};
@@ -59,8 +60,8 @@ impl Fast for MaxPool {
 
     fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
         match pass {
-            Pass::Forward => Box::new(Pool::new(self, g)),
-            Pass::InputGradient(0) => Box::new(InputGradient::new(self, g)),
+            Pass::Forward => Box::new(Wide(Pool::new(self, g))),
+            Pass::InputGradient(0) => Box::new(Wide(InputGradient::new(self, g))),
             _ => unreachable!("bug: max pooling has no {pass:?}"),
         }
     }
@@ -143,6 +144,7 @@ impl Pool {
         extent(&self.windows[0]) * extent(&self.windows[1]) * points(self.columns())
     }
 
+    #[inline(always)]
     fn tile<P: Place>(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let x = operands.floats(Operand::Input(0));
         let (seen, filled) = scratch.split_at_mut(self.source.scratch(self.seen()));
@@ -157,7 +159,8 @@ impl Pool {
             }
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
-                self.target.row(operands, row, columns, filled, |lines| self.row(row, view, space[2], lines, places));
+                self.row(row, view, space[2], self.target.open(operands, row, columns, filled), places);
+                self.target.close(operands, row, columns, filled);
             }
         }
     }
@@ -204,7 +207,8 @@ fn better(line: &Line, here: u32, best: &mut Line, place: &mut [u32; BLOCK]) {
     }
 }
 
-impl Kernel for Pool {
+impl Plain for Pool {
+    #[inline(always)]
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         if self.volume() <= 256 {
             self.tile::<u8>(tile, operands, scratch);
@@ -262,10 +266,11 @@ impl InputGradient {
         under(0) * under(1) * points(self.outputs(2))
     }
 
+    #[inline(always)]
     fn tile<P: Place>(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let dy = operands.floats(Operand::OutputGradient);
         let (seen, filled) = scratch.split_at_mut(self.source.scratch(self.seen()));
-        let samples = self.pool.rows.region.range(Axis::Sample);
+        let (samples, columns) = (self.pool.rows.region.range(Axis::Sample), self.rows.columns());
         for row in self.rows.of(tile) {
             let [d, h] = [(0, row.d), (1, row.h)].map(|(i, at)| self.over(i, at));
             let mut space = [d, h, self.outputs(2)];
@@ -275,9 +280,9 @@ impl InputGradient {
             let view = self.source.view(dy, row.n, row.block, space, seen);
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
-                self.target.row(operands, row, self.rows.columns(), filled, |lines| {
-                    self.row::<P>(operands, row, view, space, lines);
-                });
+                let lines = self.target.open(operands, row, columns, filled);
+                self.row::<P>(operands, row, view, space, lines);
+                self.target.close(operands, row, columns, filled);
             }
         }
     }
@@ -320,7 +325,8 @@ fn won<P: Place>(dy: &Line, places: &[P; BLOCK], here: u32, sum: &mut Line) {
     }
 }
 
-impl Kernel for InputGradient {
+impl Plain for InputGradient {
+    #[inline(always)]
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         if self.pool.volume() <= 256 {
             self.tile::<u8>(tile, operands, scratch);

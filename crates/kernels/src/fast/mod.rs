@@ -3,13 +3,16 @@
 //! One file a layer, which implements [`Fast`] for the layer's struct of `convoy_net`. Twins: the files of the same names in
 //! `reference/`.
 
+mod batch_norm;
 pub mod fold;
 mod lines;
 mod max_pool;
 pub mod region;
+mod strips;
+mod wide;
 mod window;
 
-use crate::{Geometry, Kernel, Pass, Stage};
+use crate::{BLOCK, Geometry, Kernel, Pass, Stage};
 use convoy_net::Kind;
 
 /// What a layer's fast twin offers.
@@ -38,9 +41,17 @@ pub struct Packing {
     pub places: Vec<u32>,
 }
 
+impl Packing {
+    /// One number for each of this rank's channels, in blocks.
+    pub fn of_channels(channels: usize) -> Packing {
+        Packing { len: channels.next_multiple_of(BLOCK), places: (0..channels as u32).collect() }
+    }
+}
+
 /// The fast twin of a layer.
 pub fn twin(kind: &Kind) -> &dyn Fast {
     match kind {
+        Kind::BatchNorm(layer) => layer,
         Kind::MaxPool(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),
     }

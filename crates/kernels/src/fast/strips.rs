@@ -1,0 +1,99 @@
+//! Strips: the pieces in which sums over space are taken.
+//!
+//! A sample's rows (over depth and height, in order) are grouped into strips of about [`POINTS`] points. Strips lie on the
+//! tensor's own rows, whatever part of it is here: a sum over a strip that is here whole has the same bits everywhere.
+
+use super::lines::Span;
+use crate::BLOCK;
+use convoy_net::{Axis, Region, Shape};
+use std::ops::Range;
+
+/// Points of a strip, about.
+const POINTS: usize = 1024;
+
+/// Bytes that a tile should read: some 100 microseconds of one core.
+const TILE_BYTES: usize = 1 << 19;
+
+/// The strips of a region, by sample, strip and block.
+#[derive(Clone, Debug)]
+pub struct Strips {
+    region: Region,
+    /// Rows of a depth of the whole tensor.
+    height: usize,
+    /// Rows of a strip.
+    rows: usize,
+    /// The first strip that the region has rows of.
+    first: usize,
+    /// Strips of a sample.
+    pub count: usize,
+    pub blocks: usize,
+    pub tiles: usize,
+}
+
+/// One block of one strip.
+#[derive(Clone, Copy, Debug)]
+pub struct Strip {
+    pub n: isize,
+    /// Counted from the region's first sample.
+    pub sample: usize,
+    /// Counted from the region's first strip.
+    pub strip: usize,
+    pub block: usize,
+}
+
+impl Strips {
+    /// Of a region of a tensor; `lines` is how many lines are read for each of the region.
+    pub fn new(shape: Shape, region: &Region, lines: usize) -> Strips {
+        let [_, _, _, height, width] = shape.0;
+        let rows = (POINTS / width.max(1)).max(1);
+        let [samples, channels, depths, here, columns] = region.shape().0;
+        let row = |d: isize, h: isize| d as usize * height + h as usize;
+        let [_, _, d, h, _] = region.start;
+        let (first, count) = match region.is_empty() {
+            true => (0, 0),
+            false => {
+                let first = row(d, h) / rows;
+                (first, row(region.end[2] - 1, region.end[3] - 1) / rows + 1 - first)
+            }
+        };
+        let blocks = channels.div_ceil(BLOCK);
+        let bytes = samples * blocks * depths * here * columns * lines * BLOCK * 4;
+        let tiles = bytes.div_ceil(TILE_BYTES).min(samples * count * blocks);
+        Strips { region: *region, height, rows, first, count, blocks, tiles }
+    }
+
+    /// The strips of a tile, block after block.
+    pub fn of(&self, tile: usize) -> impl Iterator<Item = Strip> + use<> {
+        let (blocks, count, start) = (self.blocks, self.count, self.region.start[0]);
+        let all = self.region.size(Axis::Sample) * count * blocks;
+        (tile * all / self.tiles..(tile + 1) * all / self.tiles).map(move |i| {
+            let sample = i / (blocks * count);
+            Strip { n: start + sample as isize, sample, strip: i / blocks % count, block: i % blocks }
+        })
+    }
+
+    /// Columns of the region.
+    pub fn columns(&self) -> Span {
+        self.region.range(Axis::Width)
+    }
+
+    /// Where the `columns` numbers of a strip's block lie in `[sample][strip][block][column]`.
+    pub fn place(&self, strip: Strip, columns: usize) -> Range<usize> {
+        let first = ((strip.sample * self.count + strip.strip) * self.blocks + strip.block) * columns;
+        first..first + columns
+    }
+
+    /// The depths and heights of a strip's rows that the region holds.
+    #[inline(always)]
+    pub fn rows(&self, strip: Strip) -> impl Iterator<Item = (isize, isize)> + use<> {
+        let first = (self.first + strip.strip) * self.rows;
+        let (height, region) = (self.height, self.region);
+        let inside = move |axis: Axis, at: isize| {
+            let (start, end): Span = region.range(axis);
+            start <= at && at < end
+        };
+        (first..first + self.rows)
+            .map(move |row| ((row / height) as isize, (row % height) as isize))
+            .filter(move |&(d, h)| inside(Axis::Depth, d) && inside(Axis::Height, h))
+    }
+}
