@@ -50,24 +50,114 @@ impl fmt::Display for Misfit {
     }
 }
 
+/// Where in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At its top.
+    File,
+    /// In `[loss]`.
+    Loss,
+    /// In the `[[layer]]` of this name.
+    Layer(String),
+    /// In this `[[layer]]`, counted from 1, which has no name.
+    LayerNumber(usize),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Place::File => Ok(()),
+            Place::Loss => write!(f, ", [loss]"),
+            Place::Layer(name) => write!(f, ", layer `{name}`"),
+            Place::LayerNumber(number) => write!(f, ", layer number {number}"),
+        }
+    }
+}
+
+/// What is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// A field that there is not.
+    UnknownField { name: String, suggestion: Option<String>, known: Vec<&'static str> },
+    /// A kind of layer or loss that there is not.
+    UnknownKind { name: String, suggestion: Option<String>, known: Vec<&'static str> },
+    /// An input that is no earlier layer.
+    UnknownLayer { name: String, suggestion: Option<String> },
+    /// A field that there must be.
+    Missing { name: &'static str },
+    /// A field that holds something else.
+    Form { name: String, found: String, wanted: String },
+    /// What only the reader of TOML can say.
+    Other { message: String },
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Flaw::UnknownField { name, suggestion, known } => {
+                write!(f, "unknown field `{name}`{}", help(suggestion, known))
+            }
+            Flaw::UnknownKind { name, suggestion, known } => {
+                write!(f, "unknown kind \"{name}\"{}", help(suggestion, known))
+            }
+            Flaw::UnknownLayer { name, suggestion } => {
+                write!(f, "`from` has `{name}`, which is no earlier layer")?;
+                suggestion.iter().try_for_each(|near| write!(f, "\n  help: did you mean `{near}`?"))
+            }
+            Flaw::Missing { name } => write!(f, "`{name}` is missing"),
+            Flaw::Form { name, found, wanted } => write!(f, "has {name} = {found}, possible is {wanted}"),
+            Flaw::Other { message } => write!(f, "{message}"),
+        }
+    }
+}
+
+/// What to write instead of something unknown.
+fn help(suggestion: &Option<String>, known: &[&str]) -> String {
+    match suggestion {
+        Some(near) => format!("\n  help: did you mean `{near}`? Else one of {}", known.join(", ")),
+        None => format!("\n  help: one of {}", known.join(", ")),
+    }
+}
+
 /// Why a network is not one.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     #[error("layer `{layer}` {misfit}")]
     Layer { layer: String, misfit: Box<Misfit> },
+    #[error("the loss {misfit}")]
+    Loss { misfit: Box<Misfit> },
     #[error("layer `{layer}` reads `{input}`, which is no earlier layer")]
     UnknownInput { layer: String, input: String },
     #[error("two layers are called `{layer}`")]
     Twice { layer: String },
     #[error("the network has no layers")]
     Empty,
+    #[error("layer `{layer}` is of kind {kind}; the first layer, and no other, must be `input` of kind input")]
+    InputPlace { layer: String, kind: &'static str },
     #[error(
         "model `{model}` takes an input of channels and {} sizes, usually {usual:?}, was given {found:?}",
         usual.len() - 1
     )]
     ModelInput { model: &'static str, usual: &'static [usize], found: Vec<usize> },
-    #[error("{text}")]
-    File { text: String },
-    #[error("unknown model `{name}`\n  help: {}one of {}", suggestion.as_ref().map(|s| format!("did you mean `{s}`? Else ")).unwrap_or_default(), known.join(", "))]
-    UnknownModel { name: String, suggestion: Option<String>, known: Vec<String> },
+    #[error("unknown model `{name}`{}", help(suggestion, known))]
+    UnknownModel { name: String, suggestion: Option<String>, known: Vec<&'static str> },
+    #[error("line {line}{place}: {flaw}")]
+    File { line: usize, place: Place, flaw: Box<Flaw> },
+    /// An error of a network that came from a file, at the line of the layer it names.
+    #[error("line {line}: {error}")]
+    Line { line: usize, error: Box<Error> },
+}
+
+impl Error {
+    /// The layer it is about.
+    pub fn layer(&self) -> Option<&str> {
+        match self {
+            Error::Layer { layer, .. }
+            | Error::UnknownInput { layer, .. }
+            | Error::Twice { layer }
+            | Error::InputPlace { layer, .. } => Some(layer),
+            Error::Line { error, .. } => error.layer(),
+            _ => None,
+        }
+    }
 }

@@ -9,6 +9,8 @@
 
 mod axis_map;
 mod error;
+mod fields;
+mod file;
 pub mod layers;
 mod loss;
 mod network;
@@ -18,7 +20,7 @@ mod summary;
 pub mod zoo;
 
 pub use axis_map::{AxisMap, Edge, Sampling};
-pub use error::{Error, Misfit};
+pub use error::{Error, Flaw, Misfit, Place};
 pub use layers::{Init, Kind, Operation, Parameter, Role};
 pub use loss::Loss;
 pub use network::{Layer, LayerId, Network};

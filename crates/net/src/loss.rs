@@ -1,5 +1,6 @@
 //! Losses: one number from a network's output and what it should have been.
 
+use crate::Misfit;
 use serde::{Deserialize, Serialize};
 
 /// How far an output is from its target. Means are over the global batch: sums travel, the division happens once.
@@ -31,6 +32,17 @@ impl Default for Loss {
 }
 
 impl Loss {
+    /// Numbers that are possible.
+    pub fn check(&self) -> Result<(), Misfit> {
+        match *self {
+            Loss::CrossEntropy { label_smoothing, .. } if !(0.0..=1.0).contains(&label_smoothing) => {
+                let possible = "from 0 to 1".to_string();
+                Err(Misfit::Range { what: "label_smoothing", found: label_smoothing.to_string(), possible })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether targets are class numbers, one per point, rather than tensors like the output.
     pub fn takes_labels(&self) -> bool {
         matches!(self, Loss::CrossEntropy { .. } | Loss::Dice)

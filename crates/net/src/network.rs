@@ -1,7 +1,7 @@
 //! Networks: layers in order with their inputs.
 //!
 //! Always true of a [`Network`] that [`Network::verify`] accepts
-//! - Layer 0 is the input; every other layer reads earlier ones.
+//! - Layer 0 is the input and called `input`; every other layer reads earlier ones.
 //! - Names are unique; parameters are called `<layer>.<parameter>`, as in PyTorch.
 //! - The last layer is the output.
 
@@ -116,7 +116,7 @@ impl Network {
         consumers
     }
 
-    /// Checks names, order and shapes.
+    /// Checks names, order, shapes and the loss.
     pub fn verify(&self) -> Result<(), Error> {
         if self.layers.len() < 2 {
             return Err(Error::Empty);
@@ -126,10 +126,15 @@ impl Network {
             if !names.insert(&layer.name) {
                 return Err(Error::Twice { layer: layer.name.clone() });
             }
+            let (is_input, is_called_so) = (matches!(layer.kind, Kind::Input(_)), layer.name == "input");
+            if is_input != (i == 0) || is_called_so != (i == 0) {
+                return Err(Error::InputPlace { layer: layer.name.clone(), kind: layer.kind.name() });
+            }
             if let Some(input) = layer.inputs.iter().find(|input| input.0 >= i) {
                 return Err(self.no_input(layer, *input));
             }
         }
+        self.loss.check().map_err(|misfit| Error::Loss { misfit: Box::new(misfit) })?;
         self.shapes(1).map(|_| ())
     }
 }

@@ -1,6 +1,6 @@
 //! Known output shapes, and the words in which layers refuse what does not fit.
 
-use convoy_net::{AxisMap, Edge, Kind, Network, Operation, Sampling, Shape, layers::*};
+use convoy_net::{AxisMap, Edge, Kind, LayerId, Loss, Network, Operation, Sampling, Shape, layers::*};
 
 /// The output's sizes of one layer that reads the given inputs, or why not.
 fn infer(layer: &dyn Operation, inputs: &[[usize; 5]]) -> Result<[usize; 5], String> {
@@ -208,4 +208,47 @@ fn networks_name_the_layer_and_the_numbers() {
     let text = "layer `it` has a parameter of sizes [2147483647, 700], \
                 possible is at most 2147483647 each and 1099511627776 elements";
     says(Kind::FullyConnected(FullyConnected::new(i32::MAX as usize)), 1, text);
+}
+
+#[test]
+fn networks_say_what_they_cannot_be() {
+    let says = |net: &Network, text: &str| assert_eq!(net.verify().unwrap_err().to_string(), text);
+    let mut net = Network::new("test", &[4, 5, 7]);
+    says(&net, "the network has no layers");
+    let relu = || Kind::Activation(Activation::Relu);
+    let first = net.push("a", relu());
+    net.push("b", relu());
+    assert_eq!(net.verify(), Ok(()));
+
+    let text = "layer `a` is of kind input; the first layer, and no other, must be `input` of kind input";
+    let mut other = net.clone();
+    other.layers[first.0].kind = other.layers[0].kind.clone();
+    says(&other, text);
+    let mut other = net.clone();
+    other.layers[0].name = "image".into();
+    says(&other, &text.replace("`a`", "`image`"));
+    let mut other = net.clone();
+    other.layers[first.0].inputs[0] = LayerId(2);
+    says(&other, "layer `a` reads `b`, which is no earlier layer");
+    assert_eq!(other.shapes(1).unwrap_err().to_string(), "layer `a` reads `b`, which is no earlier layer");
+    let mut other = net.clone();
+    other.push("a", relu());
+    says(&other, "two layers are called `a`");
+    net.loss = Loss::CrossEntropy { label_smoothing: f32::NAN, ignore: None };
+    says(&net, "the loss has label_smoothing = NaN, possible is from 0 to 1");
+}
+
+/// A gradient is wanted where something before it is trained.
+#[test]
+fn gradients_are_wanted_behind_what_is_trained() {
+    let mut net = Network::new("test", &[4, 6, 6]);
+    net.push("pool", Kind::MaxPool(MaxPool::new(&[2, 2])));
+    net.push("conv", Kind::Convolution(Convolution::new(4, &[1, 1]).no_bias()));
+    let relu = net.push("relu", Kind::Activation(Activation::Relu));
+    net.join("sum", Kind::Add(Add), &[LayerId(1), relu]);
+    net.push("fc", Kind::FullyConnected(FullyConnected::new(10)));
+    let shapes = net.shapes(2).unwrap();
+    assert_eq!(net.wanted_gradients(&shapes), [false, false, true, true, true, true]);
+    let (conv, fc) = (2 * 2 * 4 * 4 * 9, 2 * 2 * 36 * 10);
+    assert_eq!(net.step_flops(2), Ok(2 * conv + 3 * fc));
 }

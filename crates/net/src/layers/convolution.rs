@@ -11,8 +11,8 @@ pub struct Windows {
     pub kernel: Vec<usize>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stride: Vec<usize>,
-    /// Before and after each axis.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Before and after each axis. In files one number says both.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "sides")]
     pub padding: Vec<[usize; 2]>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dilation: Vec<usize>,
@@ -22,6 +22,22 @@ impl Windows {
     /// Windows of this kernel with stride 1 and no padding.
     pub fn new(kernel: &[usize]) -> Windows {
         Windows { kernel: kernel.to_vec(), ..Windows::default() }
+    }
+    /// The same stride along every axis.
+    pub fn strided(self, stride: usize) -> Windows {
+        Windows { stride: self.for_each_axis(stride, 1), ..self }
+    }
+    /// The same padding on every side.
+    pub fn padded(self, padding: usize) -> Windows {
+        Windows { padding: self.for_each_axis([padding, padding], [0, 0]), ..self }
+    }
+    /// The same dilation along every axis.
+    pub fn dilated(self, dilation: usize) -> Windows {
+        Windows { dilation: self.for_each_axis(dilation, 1), ..self }
+    }
+    /// One entry an axis; none for the default.
+    fn for_each_axis<T: Clone + PartialEq>(&self, entry: T, default: T) -> Vec<T> {
+        if entry == default { vec![] } else { vec![entry; self.kernel.len()] }
     }
 
     /// Along depth, height and width (0, 1, 2): kernel, stride, dilation, padding before and after. Axes that the kernel
@@ -107,6 +123,34 @@ impl Windows {
     }
 }
 
+/// Padding in files: `[1, 1]`, or `[[0, 1], 1]` where the two sides differ.
+mod sides {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Side {
+        Both(usize),
+        Each([usize; 2]),
+    }
+
+    pub fn serialize<S: Serializer>(padding: &[[usize; 2]], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(padding.iter().map(|&[before, after]| match before == after {
+            true => Side::Both(before),
+            false => Side::Each([before, after]),
+        }))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<[usize; 2]>, D::Error> {
+        let sides = Vec::<Side>::deserialize(deserializer)?;
+        let pair = |side| match side {
+            Side::Both(size) => [size, size],
+            Side::Each(pair) => pair,
+        };
+        Ok(sides.into_iter().map(pair).collect())
+    }
+}
+
 /// Filters slid over space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Convolution {
@@ -133,17 +177,17 @@ impl Convolution {
     }
     /// The same stride along every axis.
     pub fn stride(mut self, stride: usize) -> Convolution {
-        self.windows.stride = vec![stride; self.windows.kernel.len()];
+        self.windows = self.windows.strided(stride);
         self
     }
     /// The same padding on every side.
     pub fn padding(mut self, padding: usize) -> Convolution {
-        self.windows.padding = vec![[padding, padding]; self.windows.kernel.len()];
+        self.windows = self.windows.padded(padding);
         self
     }
     /// The same dilation along every axis.
     pub fn dilation(mut self, dilation: usize) -> Convolution {
-        self.windows.dilation = vec![dilation; self.windows.kernel.len()];
+        self.windows = self.windows.dilated(dilation);
         self
     }
     /// This many groups.

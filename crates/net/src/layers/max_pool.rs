@@ -21,12 +21,12 @@ impl MaxPool {
     }
     /// The same stride along every axis.
     pub fn stride(mut self, stride: usize) -> MaxPool {
-        self.windows.stride = vec![stride; self.windows.kernel.len()];
+        self.windows = self.windows.strided(stride);
         self
     }
     /// The same padding on every side.
     pub fn padding(mut self, padding: usize) -> MaxPool {
-        self.windows.padding = vec![[padding, padding]; self.windows.kernel.len()];
+        self.windows = self.windows.padded(padding);
         self
     }
 }

@@ -30,7 +30,7 @@ impl TransposedConvolution {
     }
     /// The same stride along every axis.
     pub fn stride(mut self, stride: usize) -> TransposedConvolution {
-        self.windows.stride = vec![stride; self.windows.kernel.len()];
+        self.windows = self.windows.strided(stride);
         self
     }
 

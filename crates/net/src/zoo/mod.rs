@@ -75,12 +75,9 @@ pub fn names() -> &'static [Model] {
 /// ```
 pub fn model(name: &str, options: ModelOptions) -> Result<Network, Error> {
     let Some(model) = MODELS.iter().find(|model| model.name == name) else {
-        let known = MODELS.iter().map(|model| model.name);
-        return Err(Error::UnknownModel {
-            name: name.into(),
-            suggestion: suggestion(name, known.clone()).map(String::from),
-            known: known.map(String::from).collect(),
-        });
+        let known: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
+        let suggestion = suggestion(name, known.iter().copied()).map(String::from);
+        return Err(Error::UnknownModel { name: name.into(), suggestion, known });
     };
     let input = options.input.unwrap_or(model.input.to_vec());
     if input.len() != model.input.len() {
