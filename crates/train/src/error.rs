@@ -26,6 +26,10 @@ pub enum Error {
     NotARun { path: PathBuf },
     #[error("{setting} = {found} is not possible\n  help: {possible}")]
     Setting { setting: &'static str, found: String, possible: &'static str },
+    #[error("unknown {what} \"{found}\"\n  help: one of {}", known.join(", "))]
+    Kind { what: &'static str, found: String, known: &'static [&'static str] },
+    #[error("`{field}` is a field of kind \"{belongs}\", not of \"{kind}\"")]
+    ForeignField { field: &'static str, kind: String, belongs: &'static str },
 }
 
 impl Error {

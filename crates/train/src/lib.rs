@@ -9,8 +9,10 @@ mod digest;
 mod error;
 mod metrics;
 mod number;
+mod optimizer;
 mod run_folder;
 pub mod safetensors;
+mod schedule;
 mod weights;
 mod whole;
 
@@ -19,5 +21,7 @@ pub use compare::{Comparison, compare, compare_metrics};
 pub use digest::{digest, layer_digests, text_digest};
 pub use error::Error;
 pub use metrics::{MetricsLine, MetricsLog, Scores};
+pub use optimizer::{Adam, AdamW, Lars, Optimizer, RmsProp, Sgd};
 pub use run_folder::RunFolder;
+pub use schedule::{Curve, Schedule};
 pub use weights::{Misfit, NamedTensor, Weights, fit};

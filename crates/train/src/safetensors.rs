@@ -6,7 +6,7 @@
 //!
 //! Always true
 //! - Reading takes no memory that the file's own length does not justify, whatever its header says.
-//! - Tensors are read in the order of their bytes, which is the order in which [`write`] was given them.
+//! - Tensors are read in the order of their bytes, which is the order in which [`write()`] was given them.
 //!
 //! Knows nothing of networks. Twin: the `safetensors` crate, in the tests.
 
