@@ -7,6 +7,7 @@ mod checkpoint;
 mod compare;
 mod digest;
 mod error;
+mod initial;
 mod metrics;
 mod number;
 mod optimizer;
@@ -20,6 +21,7 @@ pub use checkpoint::{Checkpoint, Checkpoints, DamagedCheckpoint, EpochSums, Flaw
 pub use compare::{Comparison, compare, compare_metrics};
 pub use digest::{digest, layer_digests, text_digest};
 pub use error::Error;
+pub use initial::{initial, initial_range};
 pub use metrics::{MetricsLine, MetricsLog, Scores};
 pub use optimizer::{Adam, AdamW, Lars, Optimizer, RmsProp, Sgd};
 pub use run_folder::RunFolder;
