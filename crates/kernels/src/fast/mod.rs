@@ -3,6 +3,7 @@
 //! One file a layer, which implements [`Fast`] for the layer's struct of `convoy_net`. Twins: the files of the same names in
 //! `reference/`.
 
+mod activation;
 mod batch_norm;
 pub mod fold;
 mod lines;
@@ -51,6 +52,7 @@ impl Packing {
 /// The fast twin of a layer.
 pub fn twin(kind: &Kind) -> &dyn Fast {
     match kind {
+        Kind::Activation(layer) => layer,
         Kind::BatchNorm(layer) => layer,
         Kind::MaxPool(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),

@@ -9,12 +9,14 @@ use convoy_net::{Kind, Shape};
 use std::ops::{Index, IndexMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+mod activation;
 mod adaptive_average_pool;
 mod add;
 mod average_pool;
 mod batch_norm;
 mod concat;
 mod convolution;
+mod dropout;
 #[cfg(test)]
 pub mod finite;
 mod flatten;
@@ -25,6 +27,7 @@ mod local_response_norm;
 mod max_pool;
 mod multiply;
 mod pad_channels;
+mod softmax;
 mod transposed_convolution;
 mod upsample;
 mod windows;
@@ -128,12 +131,14 @@ pub fn calls() -> u64 {
 pub fn twin(kind: &Kind) -> &dyn Reference {
     CALLS.fetch_add(1, Ordering::Relaxed);
     match kind {
+        Kind::Activation(layer) => layer,
         Kind::AdaptiveAveragePool(layer) => layer,
         Kind::Add(layer) => layer,
         Kind::AveragePool(layer) => layer,
         Kind::BatchNorm(layer) => layer,
         Kind::Concat(layer) => layer,
         Kind::Convolution(layer) => layer,
+        Kind::Dropout(layer) => layer,
         Kind::Flatten(layer) => layer,
         Kind::FullyConnected(layer) => layer,
         Kind::GlobalAveragePool(layer) => layer,
@@ -142,6 +147,7 @@ pub fn twin(kind: &Kind) -> &dyn Reference {
         Kind::MaxPool(layer) => layer,
         Kind::Multiply(layer) => layer,
         Kind::PadChannels(layer) => layer,
+        Kind::Softmax(layer) => layer,
         Kind::TransposedConvolution(layer) => layer,
         Kind::Upsample(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),
