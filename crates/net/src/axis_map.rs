@@ -33,6 +33,14 @@ pub enum Sampling {
 }
 
 /// How output `i` of an axis reads the input along it.
+///
+/// ```
+/// use convoy_net::{AxisMap, Edge};
+/// // A window of 3 with stride 2 on an axis of 8 points, one point of padding before it.
+/// let map = AxisMap::Window { kernel: 3, stride: 2, dilation: 1, before: 1, after: 0, edge: Edge::Zero };
+/// assert_eq!(map.reads((0, 2), 8), (-1, 4)); // outputs 0 and 1 read from the padding to point 3
+/// assert_eq!(map.reaches((4, 5), 4), (2, 3)); // point 4 has an effect on output 2 alone
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AxisMap {
     /// Input `i`.
@@ -168,12 +176,7 @@ mod tests {
             AxisMap::Resample { output, sampling, .. } => {
                 let (fx, fy) = (x as f64, output as f64);
                 let at = match sampling {
-                    Sampling::Nearest => {
-                        return vec![((i as f64 + 0.5) * fx / fy - 1e-9).floor() as isize]
-                            .into_iter()
-                            .map(|_| (i * x / output as isize).min(x - 1))
-                            .collect();
-                    }
+                    Sampling::Nearest => return vec![((i as f64 + 0.5) * fx / fy).floor() as isize],
                     Sampling::Linear => ((i as f64 + 0.5) * fx / fy - 0.5).max(0.0),
                     Sampling::LinearCorners => {
                         if output > 1 {

@@ -32,6 +32,13 @@ impl Axis {
 }
 
 /// Sizes along the five axes: sample, channel, depth, height, width.
+///
+/// ```
+/// use convoy_net::Shape;
+/// let shape = Shape([64, 3, 1, 32, 32]);
+/// assert_eq!((shape.points(), shape.per_sample()), (1024, 3072));
+/// assert_eq!(shape.to_string(), "64x3x32x32");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape(pub [usize; AXES]);
 
@@ -102,6 +109,14 @@ impl fmt::Display for Shape {
 }
 
 /// A half-open box of a tensor, in the coordinates of the whole tensor.
+///
+/// ```
+/// use convoy_net::{Axis, Region, Shape};
+/// let whole = Region::whole(Shape([8, 16, 1, 32, 32]));
+/// let top = whole.with(Axis::Height, -1, 17); // the upper half with a margin of one row
+/// assert_eq!(whole.intersect(&top).range(Axis::Height), (0, 17));
+/// assert!(!whole.contains(&top));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region {
     /// First coordinate inside, per axis.

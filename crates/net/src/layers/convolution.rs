@@ -152,6 +152,12 @@ mod sides {
 }
 
 /// Filters slid over space.
+///
+/// ```
+/// use convoy_net::{Operation, Shape, layers::Convolution};
+/// let conv = Convolution::new(64, &[7, 7]).stride(2).padding(3).no_bias();
+/// assert_eq!(conv.infer(&[Shape([8, 3, 1, 224, 224])]), Ok(Shape([8, 64, 1, 112, 112])));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Convolution {
     pub filters: usize,

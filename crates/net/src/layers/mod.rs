@@ -1,7 +1,8 @@
 //! Layers: one file each, and the list of them.
 //!
 //! A layer is a plain struct that implements [`Operation`]. Adding one: its file here, its twins of the same name in
-//! `kernels/src/reference/` and `kernels/src/fast/`, and an entry in [`Kind`] and in `kernels`' table.
+//! `kernels/src/reference/` and `kernels/src/fast/`, and an entry in [`Kind`], in the table of fields in files
+//! (`fields.rs`) and in `kernels`' table.
 
 use crate::{AxisMap, Misfit, Shape};
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,14 @@ pub use transposed_convolution::TransposedConvolution;
 pub use upsample::Upsample;
 
 /// What a layer computes.
+///
+/// ```
+/// use convoy_net::{Kind, Shape, layers::Concat};
+/// let kind = Kind::Concat(Concat);
+/// assert_eq!(kind.name(), "concat");
+/// let misfit = kind.operation().infer(&[Shape([1, 8, 1, 4, 4])]).unwrap_err();
+/// assert_eq!(misfit.to_string(), "takes two or more inputs, was given 1");
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Kind {
