@@ -16,8 +16,10 @@ pub mod reference;
 mod stage;
 #[cfg(test)]
 mod twin;
+mod update;
 
 pub use layout::{BLOCK, Layout};
 pub use stage::{
     Geometry, Kernel, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Work, leaf_of, leaf_range,
 };
+pub use update::Update;

@@ -368,7 +368,18 @@ pub fn run_all(
     seed: u64,
     prepare: &dyn Fn(crate::Pass) -> Box<dyn crate::Kernel>,
 ) {
-    let mut numbers = Numbers::new(seed + 17);
+    run_at(memory, stages, g, Moment { seed, step: 3, learning_rate: 0.1 }, prepare)
+}
+
+/// As `run_all`, in a given step.
+pub fn run_at(
+    memory: &mut HashMap<Operand, Memory>,
+    stages: &[Stage],
+    g: &Geometry,
+    moment: Moment,
+    prepare: &dyn Fn(crate::Pass) -> Box<dyn crate::Kernel>,
+) {
+    let mut numbers = Numbers::new(moment.seed + 17);
     for stage in stages {
         for make in &stage.makes {
             let (operand, floats) = match *make {
@@ -398,7 +409,7 @@ pub fn run_all(
             order.swap(i, numbers.below(i + 1));
         }
         // SAFETY: slots are the operands' own memory, and one thread runs one tile at a time.
-        let operands = unsafe { Operands::new(&slots, Moment { seed, step: 3, learning_rate: 0.1 }) };
+        let operands = unsafe { Operands::new(&slots, moment) };
         let mut scratch = Memory::poisoned(stage.scratch);
         for tile in order {
             scratch.slice_mut().fill(f32::NAN);

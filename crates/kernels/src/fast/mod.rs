@@ -10,6 +10,7 @@ mod lines;
 mod max_pool;
 pub mod region;
 mod strips;
+mod update;
 mod wide;
 mod window;
 

@@ -29,6 +29,7 @@ mod multiply;
 mod pad_channels;
 mod softmax;
 mod transposed_convolution;
+pub mod update;
 mod upsample;
 mod windows;
 
