@@ -80,6 +80,7 @@ fn check(subject: &str, case: &Value) {
 #[test]
 fn layers_are_pytorchs() {
     for subject in [
+        "activation",
         "adaptive_average_pool",
         "arithmetic",
         "average_pool",
@@ -89,6 +90,7 @@ fn layers_are_pytorchs() {
         "group_norm",
         "local_response_norm",
         "max_pool",
+        "softmax",
         "transposed_convolution",
         "upsample",
     ] {
