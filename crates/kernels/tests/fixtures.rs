@@ -4,8 +4,8 @@
 //! Both sides compute in double precision, sums of at most some hundred terms, so that they differ by little more than
 //! rounding: [`LIMIT`], relative to the largest number of a tensor.
 
-use convoy_kernels::Mode;
 use convoy_kernels::reference::{self, Array, Call};
+use convoy_kernels::{Mode, Moment, Update};
 use convoy_net::{Kind, Shape};
 use serde_json::Value;
 
@@ -95,6 +95,44 @@ fn layers_are_pytorchs() {
         "upsample",
     ] {
         cases(subject).iter().for_each(|case| check(subject, case));
+    }
+}
+
+/// An optimizer as `make.py` writes it.
+fn optimizer(fields: &Value) -> Update {
+    let of = |name: &str| fields[name].as_f64().unwrap_or_else(|| panic!("{name} of {fields}")) as f32;
+    let weight_decay = of("weight_decay");
+    let adam = |decoupled| Update::Adam {
+        beta1: of("beta1"),
+        beta2: of("beta2"),
+        epsilon: of("epsilon"),
+        weight_decay,
+        decoupled,
+    };
+    match fields["kind"].as_str() {
+        Some("sgd") => Update::Sgd { momentum: of("momentum"), nesterov: fields["nesterov"] == true, weight_decay },
+        Some("adam") => adam(false),
+        Some("adamw") => adam(true),
+        Some("rmsprop") => {
+            let (alpha, epsilon, momentum) = (of("alpha"), of("epsilon"), of("momentum"));
+            Update::RmsProp { alpha, epsilon, momentum, weight_decay }
+        }
+        other => panic!("an optimizer {other:?}"),
+    }
+}
+
+#[test]
+fn updates_are_pytorchs() {
+    for case in cases("update") {
+        let update = optimizer(&case["update"]);
+        let (rates, gradients) = (numbers(&case["rates"]), lists(&case["gradients"]));
+        let mut weights = numbers(&case["start"]);
+        let mut states = vec![vec![0.0; weights.len()]; update.states()];
+        for (step, theirs) in lists(&case["after"]).iter().enumerate() {
+            let moment = Moment { seed: 0, step: step as u64, learning_rate: rates[step] as f32 };
+            reference::update::update(&update, moment, &mut weights, &gradients[step], &mut states);
+            agree(&format!("update, {}: after step {step}", case["name"]), &weights, theirs);
+        }
     }
 }
 
