@@ -440,8 +440,10 @@ mod tests {
         let header = 8 + u64::from_le_bytes(valid[..8].try_into().unwrap()) as usize;
         let config = ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-        let change = (0..header, any::<u8>());
-        let changes = (prop::collection::vec(change, 1..4), 0..valid.len() + 8);
+        // Any byte, or one that may well stand in a header.
+        let change = (0..header, prop_oneof![any::<u8>(), b'0'..=b'9', b'a'..=b'z']);
+        let changes = (prop::collection::vec(change, 1..3), 0..valid.len() + 8);
+        let accepted = std::cell::Cell::new(0);
         runner
             .run(&changes, |(changes, length)| {
                 let mut bytes = valid.clone();
@@ -451,16 +453,23 @@ mod tests {
                     bytes.resize(length, 0);
                 }
                 if let Ok(container) = read(&bytes) {
+                    accepted.set(accepted.get() + 1);
                     let oracle = SafeTensors::deserialize(&bytes);
                     prop_assert!(oracle.is_ok(), "we accept what the oracle refuses: {:?}", oracle.err());
                     let oracle = oracle.unwrap();
                     for tensor in container.weights.tensors {
                         let view = oracle.tensor(&tensor.name).unwrap();
                         prop_assert_eq!(view.shape(), tensor.shape.as_slice());
+                        if view.dtype() == Dtype::F32 {
+                            let bytes: Vec<u8> = tensor.data.iter().flat_map(|x| x.to_le_bytes()).collect();
+                            prop_assert_eq!(view.data(), bytes);
+                        }
                     }
                 }
                 Ok(())
             })
             .unwrap();
+        // Changed names and spaces are read: both outcomes were seen.
+        assert!((100..3900).contains(&accepted.get()), "{} of 4000 accepted", accepted.get());
     }
 }
