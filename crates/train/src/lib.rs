@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod compare;
+pub mod data;
 mod digest;
 mod error;
 mod initial;
