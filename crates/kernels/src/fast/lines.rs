@@ -69,10 +69,22 @@ impl Rows {
         rows
     }
 
+    /// Rows that hold all channels of a point at once, as one block.
+    pub fn of_all_channels(region: &Region, lines: usize) -> Rows {
+        let rows = Rows::new(region, lines);
+        let blocks = rows.blocks.min(1);
+        Rows { tiles: rows.tiles.min(rows.count() / rows.blocks.max(1)), blocks, ..rows }
+    }
+
     /// Rows in all; none if the region is empty.
     pub fn count(&self) -> usize {
         let [n, _, d, h, w] = self.region.shape().0;
         n * d * h * self.blocks * w.min(1)
+    }
+
+    /// Rows of one sample and block.
+    pub fn heights(&self) -> usize {
+        self.region.size(Axis::Depth) * self.region.size(Axis::Height)
     }
 
     /// First and past the last column.

@@ -339,20 +339,13 @@ impl Plain for InputGradient {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::twin::{Numbers, Problem, check, halves};
-    use convoy_net::{Kind, Operation, Shape, layers::Windows};
+    use crate::fast::window::random;
+    use crate::twin::{Problem, check, halves};
+    use convoy_net::{Kind, Operation, Shape};
 
     /// Random windows over random shapes of one, two and three dimensions.
     fn problem(seed: u64) -> Option<Problem> {
-        let mut numbers = Numbers::new(seed);
-        let axes = 1 + numbers.below(3);
-        let mut space = [1; 3];
-        (3 - axes..3).for_each(|i| space[i] = 1 + numbers.below([20, 12, 7][axes - 1]));
-        let mut list = |most: usize| (0..axes).map(|_| 1 + numbers.below(most)).collect::<Vec<_>>();
-        let (kernel, stride, dilation, padding) = (list(4), list(3), list(2), list(3));
-        let padding = padding.iter().zip(&kernel).map(|(p, k)| [(p - 1).min(k / 2), (p - 1).min(k / 2)]).collect();
-        let windows = Windows { kernel, stride, padding, dilation };
-        let shape = Shape([1 + numbers.below(3), 1 + numbers.below(36), space[0], space[1], space[2]]);
+        let (windows, shape, mut numbers) = random(seed, 2);
         let layer = MaxPool { windows, ceil: numbers.below(2) == 1 };
         layer.infer(&[shape]).ok()?;
         let (image, extra, accumulate) = (numbers.below(3) == 0, numbers.below(3), numbers.below(3) == 0);

@@ -4,13 +4,24 @@
 //! `reference/`.
 
 mod activation;
+mod adaptive_average_pool;
+mod add;
+mod average_pool;
 mod batch_norm;
+mod carry;
+mod concat;
+mod flatten;
 pub mod fold;
+mod global_average_pool;
 mod lines;
 mod max_pool;
+mod mix;
+mod multiply;
+mod pad_channels;
 pub mod region;
 mod strips;
 mod update;
+mod upsample;
 mod wide;
 mod window;
 
@@ -54,8 +65,17 @@ impl Packing {
 pub fn twin(kind: &Kind) -> &dyn Fast {
     match kind {
         Kind::Activation(layer) => layer,
+        Kind::AdaptiveAveragePool(layer) => layer,
+        Kind::Add(layer) => layer,
+        Kind::AveragePool(layer) => layer,
         Kind::BatchNorm(layer) => layer,
+        Kind::Concat(layer) => layer,
+        Kind::Flatten(layer) => layer,
+        Kind::GlobalAveragePool(layer) => layer,
         Kind::MaxPool(layer) => layer,
+        Kind::Multiply(layer) => layer,
+        Kind::PadChannels(layer) => layer,
+        Kind::Upsample(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),
     }
 }

@@ -22,6 +22,11 @@ impl<T> Lists<T> {
         Lists { ends, entries }
     }
 
+    /// Entries of all lists.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// The list of the point number so.
     #[inline(always)]
     pub fn of(&self, point: usize) -> &[T] {
@@ -36,23 +41,22 @@ pub struct Window {
     pub stride: isize,
     pub dilation: isize,
     pub before: isize,
+    pub after: isize,
     /// Points of the input.
     pub input: isize,
 }
 
 impl Window {
+    /// Along one axis of space (0, 1, 2), of `input` points.
+    pub fn along(windows: &Windows, space: usize, input: usize) -> Window {
+        let (kernel, stride, dilation, [before, after]) = windows.along(space);
+        let [stride, dilation, before, after, input] = [stride, dilation, before, after, input].map(|n| n as isize);
+        Window { kernel, stride, dilation, before, after, input }
+    }
+
     /// Along depth, height and width.
     pub fn all(windows: &Windows, input: Shape) -> [Window; 3] {
-        [0, 1, 2].map(|i| {
-            let (kernel, stride, dilation, [before, _]) = windows.along(i);
-            Window {
-                kernel,
-                stride: stride as isize,
-                dilation: dilation as isize,
-                before: before as isize,
-                input: input.space()[i] as isize,
-            }
-        })
+        [0, 1, 2].map(|i| Window::along(windows, i, input.space()[i]))
     }
 
     /// The input under the first tap of output `o`; may lie outside.
@@ -85,4 +89,19 @@ impl Window {
             (start % window.stride == 0 && outputs.0 <= o && o < outputs.1).then_some((o, tap))
         })
     }
+}
+
+/// Random windows with a shape they may fit, in one, two or three dimensions, and more numbers.
+#[cfg(test)]
+pub fn random(seed: u64, dilations: usize) -> (Windows, Shape, crate::twin::Numbers) {
+    let mut numbers = crate::twin::Numbers::new(seed);
+    let axes = 1 + numbers.below(3);
+    let mut space = [1; 3];
+    (3 - axes..3).for_each(|i| space[i] = 1 + numbers.below([20, 12, 7][axes - 1]));
+    let mut list = |most: usize| (0..axes).map(|_| 1 + numbers.below(most)).collect::<Vec<_>>();
+    let (kernel, stride, dilation, before, after) = (list(4), list(3), list(dilations), list(3), list(3));
+    let padding = (0..axes).map(|i| [before[i], after[i]].map(|p| (p - 1).min(kernel[i] / 2))).collect();
+    let windows = Windows { kernel, stride, padding, dilation };
+    let shape = Shape([1 + numbers.below(3), 1 + numbers.below(36), space[0], space[1], space[2]]);
+    (windows, shape, numbers)
 }
