@@ -209,7 +209,12 @@ impl Problem {
             for (a, map) in maps.iter().enumerate() {
                 (read.start[a], read.end[a]) = map.reads((own.start[a], own.end[a]), shape.0[a]);
             }
-            let owned = if own == Region::whole(output) { whole } else { whole.intersect(&read) };
+            // Along a periodic axis all that is read is stored, also what lies beyond the ends.
+            let mut inside = whole;
+            for (a, _) in maps.iter().enumerate().filter(|(_, map)| map.edge() == Edge::Periodic) {
+                (inside.start[a], inside.end[a]) = (read.start[a], read.end[a]);
+            }
+            let owned = if own == Region::whole(output) { whole } else { inside.intersect(&read) };
             let mut computed = owned;
             let mut reached = Region::EMPTY;
             for (a, map) in maps.iter().enumerate() {

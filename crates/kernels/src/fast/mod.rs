@@ -10,20 +10,31 @@ mod average_pool;
 mod batch_norm;
 mod carry;
 mod concat;
+mod convolution;
+mod dense;
 mod flatten;
 pub mod fold;
+mod fully_connected;
 mod global_average_pool;
+mod isa;
 mod lines;
 mod max_pool;
 mod mix;
 mod multiply;
 mod pad_channels;
+mod phases;
 pub mod region;
+mod simd;
 mod strips;
+mod sweep;
+mod transposed_convolution;
 mod update;
 mod upsample;
+mod weight_gradient;
+mod weights;
 mod wide;
 mod window;
+mod windowed;
 
 use crate::{BLOCK, Geometry, Kernel, Pass, Stage};
 use convoy_net::Kind;
@@ -76,6 +87,9 @@ pub fn twin(kind: &Kind) -> &dyn Fast {
         Kind::Multiply(layer) => layer,
         Kind::PadChannels(layer) => layer,
         Kind::Upsample(layer) => layer,
+        Kind::Convolution(layer) => layer,
+        Kind::FullyConnected(layer) => layer,
+        Kind::TransposedConvolution(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),
     }
 }

@@ -1,0 +1,130 @@
+//! Instruction sets: every kernel instantiated once for each, one table chosen at run time.
+//!
+//! Always true
+//! - A table of an instruction set is only handed out where the processor has it: who holds a [`Isa`] may call it.
+
+#[cfg(target_arch = "x86_64")]
+use super::simd::Avx2;
+use super::simd::{Portable, Simd};
+use super::sweep::{self, Sweep};
+use crate::BLOCK;
+
+/// The kernels of one instruction set.
+pub struct Isa {
+    sweep_unit: unsafe fn(&Sweep),
+    sweep_strided: unsafe fn(&Sweep),
+    add: unsafe fn(*mut f32, *const f32, usize),
+    sum: unsafe fn(*mut f32, *const f32, usize),
+}
+
+impl Isa {
+    /// Runs the matrix kernel.
+    ///
+    /// # Safety
+    /// All of `s.reach()` may be read, and that of C written by nobody else.
+    #[inline]
+    pub unsafe fn sweep(&self, s: &Sweep) {
+        // SAFETY: this table exists because the processor has its instructions; the rest is the caller's promise.
+        unsafe { if s.ak == 1 && s.bk == BLOCK { (self.sweep_unit)(s) } else { (self.sweep_strided)(s) } }
+    }
+
+    /// Adds `from` to `into`, whole lines of 16.
+    pub fn add(&self, into: &mut [f32], from: &[f32]) {
+        assert!(into.len() == from.len() && into.len().is_multiple_of(BLOCK), "bug: sums of different sizes");
+        // SAFETY: both are as long as said.
+        unsafe { (self.add)(into.as_mut_ptr(), from.as_ptr(), into.len()) }
+    }
+
+    /// Adds the lines of `lines` to the one line `into`, one after the other.
+    pub fn sum(&self, into: &mut [f32; BLOCK], lines: &[f32]) {
+        assert!(lines.len().is_multiple_of(BLOCK), "bug: part of a line");
+        // SAFETY: both are as long as said.
+        unsafe { (self.sum)(into.as_mut_ptr(), lines.as_ptr(), lines.len()) }
+    }
+}
+
+#[inline(always)]
+unsafe fn add<S: Simd>(into: *mut f32, from: *const f32, len: usize) {
+    for i in (0..len).step_by(S::LANES) {
+        // SAFETY: the caller promises `len` floats, a multiple of 16, in both.
+        unsafe { S::store(into.add(i), S::add(S::load(into.add(i)), S::load(from.add(i)))) }
+    }
+}
+
+#[inline(always)]
+unsafe fn sum<S: Simd, const NV: usize>(into: *mut f32, lines: *const f32, len: usize) {
+    // SAFETY: the caller promises 16 floats in `into` and `len`, a multiple of 16, in `lines`.
+    unsafe {
+        let mut sums = [S::zero(); NV];
+        for (v, sum) in sums.iter_mut().enumerate() {
+            *sum = S::load(into.add(v * S::LANES));
+        }
+        for i in (0..len).step_by(BLOCK) {
+            for (v, sum) in sums.iter_mut().enumerate() {
+                *sum = S::add(*sum, S::load(lines.add(i + v * S::LANES)));
+            }
+        }
+        for (v, sum) in sums.iter().enumerate() {
+            S::store(into.add(v * S::LANES), *sum);
+        }
+    }
+}
+
+macro_rules! instantiate {
+    ($module:ident, $simd:ty $(, $feature:literal)?) => {
+        mod $module {
+            // Wrappers: each passes on its caller's promise.
+            #![allow(clippy::undocumented_unsafe_blocks)]
+            use super::*;
+            const NV: usize = BLOCK / <$simd>::LANES;
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn sweep_unit(s: &Sweep) {
+                unsafe { sweep::rows::<$simd, NV, true>(s) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn sweep_strided(s: &Sweep) {
+                unsafe { sweep::rows::<$simd, NV, false>(s) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn add(into: *mut f32, from: *const f32, len: usize) {
+                unsafe { super::add::<$simd>(into, from, len) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn sum(into: *mut f32, lines: *const f32, len: usize) {
+                unsafe { super::sum::<$simd, NV>(into, lines, len) }
+            }
+            pub static ISA: Isa = Isa { sweep_unit, sweep_strided, add, sum };
+        }
+    };
+}
+
+instantiate!(portable, Portable);
+#[cfg(target_arch = "x86_64")]
+instantiate!(avx2, Avx2, "avx2,fma");
+
+/// The best that this processor has.
+pub fn isa() -> &'static Isa {
+    #[cfg(test)]
+    if FORCE_PORTABLE.get() {
+        return &portable::ISA;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma") {
+        return &avx2::ISA;
+    }
+    &portable::ISA
+}
+
+#[cfg(test)]
+thread_local! {
+    static FORCE_PORTABLE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs `f` with the portable kernels, whatever the processor has.
+#[cfg(test)]
+pub fn portably<T>(f: impl FnOnce() -> T) -> T {
+    FORCE_PORTABLE.set(true);
+    let result = f();
+    FORCE_PORTABLE.set(false);
+    result
+}

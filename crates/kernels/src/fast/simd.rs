@@ -1,0 +1,119 @@
+//! The vector vocabulary of the kernels.
+//!
+//! Kernels are written once, generic over [`Simd`], and instantiated inside `#[target_feature]` functions (`isa.rs`); there
+//! every method is one instruction.
+//!
+//! Always true
+//! - `fma` rounds once, on every instruction set: results agree to the bit whatever the vector width.
+
+/// Vectors of some width and what kernels do with them.
+///
+/// # Safety
+/// Every method may be called only where the instruction set is available, and `load`, `store`, `stream` only on `LANES`
+/// floats that may be read or written; `stream` wants them aligned to the vector.
+pub trait Simd: Copy + 'static {
+    const LANES: usize;
+    type V: Copy;
+    unsafe fn zero() -> Self::V;
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    /// A hint that `p` will be read soon; any address will do.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        let _ = p;
+    }
+}
+
+/// Plain arrays, left to the compiler. Where the target has no fused multiply-add at compile time, `mul_add` is a call of the
+/// C library's: slow, and the same bits.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+#[inline(always)]
+fn map2(a: [f32; 4], b: [f32; 4], f: impl Fn(f32, f32) -> f32) -> [f32; 4] {
+    [f(a[0], b[0]), f(a[1], b[1]), f(a[2], b[2]), f(a[3], b[3])]
+}
+
+impl Simd for Portable {
+    const LANES: usize = 4;
+    type V = [f32; 4];
+    #[inline(always)]
+    unsafe fn zero() -> Self::V {
+        [0.0; 4]
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self::V {
+        [x; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self::V {
+        // SAFETY: the caller promises four readable floats.
+        unsafe { (p as *const [f32; 4]).read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Self::V) {
+        // SAFETY: the caller promises four writable floats.
+        unsafe { (p as *mut [f32; 4]).write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |x, y| x + y)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub use x86::Avx2;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    // Each block below is one instruction on arguments whose validity the trait's caller promises.
+    #![allow(clippy::undocumented_unsafe_blocks)]
+
+    use super::Simd;
+    use std::arch::x86_64::*;
+
+    /// Eight floats; needs AVX2 and FMA.
+    #[derive(Clone, Copy)]
+    pub struct Avx2;
+
+    impl Simd for Avx2 {
+        const LANES: usize = 8;
+        type V = __m256;
+        #[inline(always)]
+        unsafe fn zero() -> __m256 {
+            unsafe { _mm256_setzero_ps() }
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> __m256 {
+            unsafe { _mm256_set1_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> __m256 {
+            unsafe { _mm256_loadu_ps(p) }
+        }
+        #[inline(always)]
+        unsafe fn store(p: *mut f32, v: __m256) {
+            unsafe { _mm256_storeu_ps(p, v) }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+            unsafe { _mm256_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(p: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p as *const i8) }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The one matrix kernel. Convolutions, their gradients and fully connected layers are all sweeps:
+//!
+//! ```text
+//! C[r][0..16] = start + sum over steps s, over k < s.len, of A[r][s.a + k * ak] * B[s.b + k * bk + 0..16]
+//! ```
+//!
+//! for rows r given by offsets into A and C. Rows need not be evenly spaced, so a register tile may run over the end of an
+//! image row or of an image; a step is one run of k, contiguous or evenly strided.
+//!
+//! Always true
+//! - Each element of C is one chain of fused multiply-adds in the order of (step, k): its bits do not depend on how rows are
+//!   cut into tiles or steps into calls, nor on the vector width.
+
+use super::simd::Simd;
+use crate::BLOCK;
+use std::ops::Range;
+
+/// One run of k: where it begins in A (from a row's own offset) and in B, and its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    pub a: isize,
+    pub b: isize,
+    pub len: usize,
+}
+
+/// What the sums are added to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Start {
+    Zero,
+    /// What C holds.
+    Held,
+    /// The same 16 numbers in every row.
+    Line(*const f32),
+}
+
+/// One call of the matrix kernel.
+pub struct Sweep<'s> {
+    pub a: *const f32,
+    pub a_off: &'s [u32],
+    pub b: *const f32,
+    pub steps: &'s [Step],
+    /// Distances in A and B between consecutive k.
+    pub ak: usize,
+    pub bk: usize,
+    pub c: *mut f32,
+    pub c_off: &'s [u32],
+    pub start: Start,
+}
+
+impl Sweep<'_> {
+    /// Floats of A, B and C that are touched, relative to `a`, `b` and `c`: for assertions.
+    pub fn reach(&self) -> [Range<isize>; 3] {
+        let hull = |ranges: &mut dyn Iterator<Item = Range<isize>>| {
+            ranges.fold(0..0, |all, r| if all.is_empty() { r } else { all.start.min(r.start)..all.end.max(r.end) })
+        };
+        let run = |from: isize, len: usize, distance: usize, width: usize| {
+            from..from + (len.max(1) - 1) as isize * distance as isize + width as isize
+        };
+        let rows = hull(&mut self.a_off.iter().map(|&o| o as isize..o as isize + 1));
+        let a = hull(&mut self.steps.iter().map(|s| run(s.a, s.len, self.ak, 1)));
+        let b = hull(&mut self.steps.iter().map(|s| run(s.b, s.len, self.bk, BLOCK)));
+        let c = hull(&mut self.c_off.iter().map(|&o| run(o as isize, 1, 0, BLOCK)));
+        let a = if rows.is_empty() || a.is_empty() { 0..0 } else { rows.start + a.start..rows.end - 1 + a.end };
+        [a, b, c]
+    }
+}
+
+/// One register tile: `MR` rows by `NV` vectors, which are 16 floats. `UNIT`: `ak` is 1 and `bk` 16.
+#[inline(always)]
+unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const UNIT: bool>(s: &Sweep, r: usize) {
+    // SAFETY: the caller promises that rows `r..r + MR` exist and that all of `s.reach()` may be touched.
+    unsafe {
+        let a_off = |m: usize| *s.a_off.get_unchecked(r + m) as usize;
+        let c = |m: usize, v: usize| s.c.add(*s.c_off.get_unchecked(r + m) as usize + v * S::LANES);
+        let mut a = [s.a; MR];
+        for (m, a) in a.iter_mut().enumerate() {
+            *a = s.a.add(a_off(m));
+        }
+        let mut sums = [[S::zero(); NV]; MR];
+        match s.start {
+            Start::Zero => {}
+            Start::Held => {
+                for (m, row) in sums.iter_mut().enumerate() {
+                    for (v, sum) in row.iter_mut().enumerate() {
+                        *sum = S::load(c(m, v));
+                    }
+                }
+            }
+            Start::Line(line) => {
+                for row in &mut sums {
+                    for (v, sum) in row.iter_mut().enumerate() {
+                        *sum = S::load(line.add(v * S::LANES));
+                    }
+                }
+            }
+        }
+        // The next tile's lines of C now, its lines of A step by step: forward of resnet50 went from 77 to 83 % of peak.
+        let next = (r + MR).min(s.a_off.len() - MR);
+        for m in 0..MR {
+            S::prefetch(s.c.add(*s.c_off.get_unchecked(next + m) as usize));
+        }
+        let ahead = *s.a_off.get_unchecked(next) as isize - a_off(0) as isize;
+        let (ak, bk) = if UNIT { (1, BLOCK) } else { (s.ak as isize, s.bk) };
+        for step in s.steps {
+            let mut at = step.a;
+            let mut b = s.b.offset(step.b);
+            macro_rules! one {
+                ($j:expr) => {{
+                    let mut line = [S::zero(); NV];
+                    for v in 0..NV {
+                        line[v] = S::load(b.add($j * bk + v * S::LANES));
+                    }
+                    for m in 0..MR {
+                        let x = S::splat(*a[m].offset(at + $j as isize * ak));
+                        for v in 0..NV {
+                            sums[m][v] = S::fma(x, line[v], sums[m][v]);
+                        }
+                    }
+                }};
+            }
+            if UNIT {
+                for row in &a {
+                    S::prefetch(row.wrapping_offset(at + ahead + step.len as isize - 1));
+                }
+                for _ in 0..step.len / 4 {
+                    one!(0);
+                    one!(1);
+                    one!(2);
+                    one!(3);
+                    at += 4;
+                    b = b.add(4 * BLOCK);
+                }
+                for _ in 0..step.len % 4 {
+                    one!(0);
+                    at += 1;
+                    b = b.add(BLOCK);
+                }
+            } else {
+                for _ in 0..step.len {
+                    one!(0);
+                    at += ak;
+                    b = b.wrapping_add(bk);
+                }
+            }
+        }
+        for (m, row) in sums.iter().enumerate() {
+            for (v, sum) in row.iter().enumerate() {
+                S::store(c(m, v), *sum);
+            }
+        }
+    }
+}
+
+/// All rows, in tiles of six. Below four rows a tile is bound by the latency of its few sums, so a short remainder is
+/// evened out with the last full tile.
+///
+/// # Safety
+/// The instruction set is there; all of `s.reach()` may be read, and that of C written by nobody else.
+#[inline(always)]
+pub unsafe fn rows<S: Simd, const NV: usize, const UNIT: bool>(s: &Sweep) {
+    debug_assert!(NV * S::LANES == BLOCK && s.a_off.len() == s.c_off.len());
+    let n = s.a_off.len();
+    let mut r = 0;
+    while r < n {
+        let left = n - r;
+        let m = match left {
+            7 | 8 => 4,
+            9 => 5,
+            _ => left.min(6),
+        };
+        // SAFETY: rows r..r + m exist; the rest is the caller's promise.
+        unsafe {
+            match m {
+                6 => tile::<S, 6, NV, UNIT>(s, r),
+                5 => tile::<S, 5, NV, UNIT>(s, r),
+                4 => tile::<S, 4, NV, UNIT>(s, r),
+                3 => tile::<S, 3, NV, UNIT>(s, r),
+                2 => tile::<S, 2, NV, UNIT>(s, r),
+                _ => tile::<S, 1, NV, UNIT>(s, r),
+            }
+        }
+        r += m;
+    }
+}

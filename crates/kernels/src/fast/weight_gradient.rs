@@ -1,0 +1,374 @@
+//! Weight gradients as sweeps: rows of the product are (source block, tap, channel) in the order of the weights, columns the
+//! 16 filters of one block, and k runs over points.
+//!
+//! A tile owns a part of the gradient and walks all points: leaf after leaf, combined by the tree of `fold.rs` in buffers
+//! of its own part, so that nothing of the size of the weights is written twice.
+//!
+//! Always true
+//! - An element of a leaf's sum is one chain over the leaf's points in order, whatever the tiles.
+
+use super::fold;
+use super::isa::{Isa, isa};
+use super::phases::Phase;
+use super::sweep::{Start, Step, Sweep};
+use super::weights::Pairs;
+use crate::{BLOCK, Kernel, Layout, Operand, Operands, Work, leaf_range};
+use std::ops::Range;
+
+/// Points of a pass: they pay for loading and storing sums, and their input lines still fit the first-level cache.
+const POINTS: usize = 112;
+/// Target blocks and rows that a tile owns at most.
+const BLOCKS: usize = 16;
+const ROWS: usize = 288;
+/// Tiles that a stage should have where the work allows.
+const TILES: usize = 8;
+/// Work below which a tile is not cut further, in floating-point operations.
+const TILE_FLOPS: f64 = 5e6;
+
+/// What a weight gradient is summed from.
+pub struct Spec<'s> {
+    pub input: &'s Layout,
+    pub gradient: &'s Layout,
+    /// Samples to sum over, in global numbers.
+    pub samples: Range<isize>,
+    pub batch: usize,
+    pub leaves: usize,
+    /// Outer are the gradient's blocks, inner the input's.
+    pub pairs: &'s Pairs,
+    pub phases: &'s [Phase],
+    pub kernel: [usize; 3],
+}
+
+/// One phase, worked out.
+struct Tables {
+    /// Per row: offset in the input from a point's first source, and line of the gradient from its block's first.
+    a_off: Vec<u32>,
+    lines: Vec<u32>,
+    /// Rows of points, all leaves in order.
+    runs: Vec<Step>,
+    /// Per leaf: its runs.
+    leaves: Vec<Range<usize>>,
+    /// Runs of a pass.
+    pass: usize,
+    /// Rows whose input lines stay in the first-level cache.
+    chunk: usize,
+    ak: usize,
+    bk: usize,
+}
+
+/// A part of the gradient: what one tile computes.
+struct Part {
+    phase: usize,
+    blocks: Range<usize>,
+    rows: Range<usize>,
+}
+
+/// A weight gradient as a kernel.
+pub struct WeightGradient {
+    isa: &'static Isa,
+    pairs: Pairs,
+    taps: usize,
+    plane: usize,
+    input_plane: usize,
+    leaves: usize,
+    phases: Vec<Tables>,
+    parts: Vec<Part>,
+    /// Offsets of the lines of a part.
+    dense: Vec<u32>,
+    /// Floats of the largest part.
+    part_len: usize,
+    pub work: Work,
+}
+
+impl Tables {
+    fn new(spec: &Spec, phase: &Phase) -> Tables {
+        let (x, dy, pairs) = (spec.input, spec.gradient, spec.pairs);
+        let [d, h, w] = &phase.0;
+        let taps: usize = spec.kernel.iter().product();
+        let most = pairs.meets.iter().map(|m| m.len()).max().unwrap_or(0);
+        let (mut a_off, mut lines) = (vec![], vec![]);
+        for block in 0..most {
+            for d in &d.taps {
+                for h in &h.taps {
+                    for w in &w.taps {
+                        let at = block * x.plane + d.at * x.depth + h.at * x.row + w.at * x.block;
+                        let number = (d.number * spec.kernel[1] + h.number) * spec.kernel[2] + w.number;
+                        let line = (block * taps + number) * pairs.inner.block;
+                        a_off.extend((0..pairs.inner.block).map(|c| (at + c) as u32));
+                        lines.extend((0..pairs.inner.block).map(|c| (line + c) as u32));
+                    }
+                }
+            }
+        }
+        let per_block = phase.taps() * pairs.inner.block;
+        let chunk = match per_block {
+            0 => 1,
+            1..=48 => 48 / per_block * per_block,
+            49..=192 => per_block,
+            _ => 96,
+        };
+        let clip = |l: usize| {
+            let leaf = leaf_range(spec.batch, spec.leaves, l);
+            spec.samples.start.max(leaf.start as isize)..spec.samples.end.min(leaf.end as isize)
+        };
+        let source = |n: isize, i: usize, j: usize, k: usize| {
+            let at = [(d, i), (h, j), (w, k)].map(|(along, i)| along.from + (i * along.from_step) as isize);
+            x.offset(n, 0, at[0], at[1], at[2]) as isize
+        };
+        let target = |n: isize, i: usize, j: usize, k: usize| {
+            let at = [(d, i), (h, j), (w, k)].map(|(along, i)| along.start + (i * along.step) as isize);
+            dy.offset(n, 0, at[0], at[1], at[2]) as isize
+        };
+        // A sample of one point gives runs of one: then a run goes over the leaf's samples.
+        let single = phase.points() == 1;
+        let mut runs = vec![];
+        let mut leaves = vec![];
+        for l in 0..spec.leaves {
+            let begin = runs.len();
+            if single {
+                let samples = clip(l);
+                for n in samples.clone().step_by(POINTS) {
+                    let len = (samples.end - n).min(POINTS as isize) as usize;
+                    runs.push(Step { a: source(n, 0, 0, 0), b: target(n, 0, 0, 0), len });
+                }
+            } else {
+                for n in clip(l) {
+                    for i in 0..d.count {
+                        for j in 0..h.count {
+                            for k in (0..w.count).step_by(POINTS) {
+                                let len = (w.count - k).min(POINTS);
+                                runs.push(Step { a: source(n, i, j, k), b: target(n, i, j, k), len });
+                            }
+                        }
+                    }
+                }
+            }
+            leaves.push(begin..runs.len());
+        }
+        let length = if single { runs.iter().map(|r| r.len).max().unwrap_or(1) } else { w.count };
+        Tables {
+            a_off,
+            lines,
+            runs,
+            leaves,
+            pass: (POINTS / length.max(1)).max(1),
+            chunk,
+            ak: if single { x.sample } else { w.from_step * x.block },
+            bk: if single { dy.sample } else { w.step * dy.block },
+        }
+    }
+}
+
+impl WeightGradient {
+    pub fn new(spec: &Spec) -> WeightGradient {
+        let pairs = spec.pairs;
+        let phases: Vec<Tables> = spec.phases.iter().map(|phase| Tables::new(spec, phase)).collect();
+        let points: f64 = spec.phases.iter().map(|p| (p.points() * spec.samples.len()) as f64).sum();
+        let per_row = 2.0 * points / spec.phases.len().max(1) as f64 * BLOCK as f64;
+        let (mut blocks, mut rows) = (BLOCKS, ROWS);
+        let mut parts = cut(pairs, &phases, spec.phases, blocks, rows);
+        // Fewer blocks first: rows share the input's lines. Neither changes the arithmetic.
+        while parts.len() < TILES && (blocks > 2 || rows > 48) {
+            if (blocks.min(pairs.outer.blocks()) * rows.min(phases.iter().map(|p| p.a_off.len()).max().unwrap_or(0)))
+                as f64
+                * per_row
+                < 2.0 * TILE_FLOPS
+            {
+                break;
+            }
+            if blocks > 4 || rows <= 48 {
+                blocks = blocks.min(pairs.outer.blocks()).div_ceil(2)
+            } else {
+                rows = (rows / 2).max(48)
+            }
+            parts = cut(pairs, &phases, spec.phases, blocks, rows);
+        }
+        let taps: usize = spec.kernel.iter().product();
+        let part_len = parts.iter().map(|p| p.blocks.len() * p.rows.len() * BLOCK).max().unwrap_or(0);
+        let longest = parts.iter().map(|p| p.rows.len()).max().unwrap_or(0);
+        let per_sample = |l: &Layout| (l.len / l.stored.size(convoy_net::Axis::Sample).max(1)) as f64;
+        let read = (per_sample(spec.input) + per_sample(spec.gradient)) * spec.samples.len() as f64;
+        let written = (pairs.count * taps * pairs.line()) as f64;
+        let per_phase = |p: &Phase| 2.0 * (p.points() * spec.samples.len() * p.taps()) as f64;
+        let flops = spec.phases.iter().map(per_phase).sum::<f64>() * (pairs.count * pairs.line()) as f64;
+        WeightGradient {
+            isa: isa(),
+            taps,
+            plane: spec.gradient.plane,
+            input_plane: spec.input.plane,
+            leaves: spec.leaves,
+            phases,
+            parts,
+            dense: (0..longest).map(|r| (r * BLOCK) as u32).collect(),
+            part_len,
+            work: Work { flops, bytes: 4.0 * (read + written) },
+            pairs: pairs.clone(),
+        }
+    }
+
+    pub fn tiles(&self) -> usize {
+        self.parts.len()
+    }
+
+    pub fn scratch(&self) -> usize {
+        fold::levels(self.leaves) * self.part_len
+    }
+
+    /// The sum over one leaf of one part, `[block][row][16]`.
+    fn leaf(&self, part: &Part, leaf: usize, x: &[f32], dy: &[f32], out: &mut [f32]) {
+        let p = &self.phases[part.phase];
+        let distance = part.rows.len() * BLOCK;
+        for (pass, steps) in p.runs[p.leaves[leaf].clone()].chunks(p.pass).enumerate() {
+            for row in part.rows.clone().step_by(p.chunk) {
+                let rows = row..(row + p.chunk).min(part.rows.end);
+                for (i, block) in part.blocks.clone().enumerate() {
+                    let at = i * distance + (row - part.rows.start) * BLOCK;
+                    let a = &x[self.pairs.meets[block].start * self.input_plane..];
+                    let b = &dy[block * self.plane..];
+                    let c = &mut out[at..at + rows.len() * BLOCK];
+                    let sweep = Sweep {
+                        a: a.as_ptr(),
+                        a_off: &p.a_off[rows.clone()],
+                        b: b.as_ptr(),
+                        steps,
+                        ak: p.ak,
+                        bk: p.bk,
+                        c: c.as_mut_ptr(),
+                        c_off: &self.dense[..rows.len()],
+                        start: if pass == 0 { Start::Zero } else { Start::Held },
+                    };
+                    if cfg!(debug_assertions) {
+                        let [ra, rb, rc] = sweep.reach();
+                        assert!(ra.start >= 0 && ra.end <= a.len() as isize, "bug: inputs {ra:?} of {}", a.len());
+                        assert!(rb.start >= 0 && rb.end <= b.len() as isize, "bug: gradients {rb:?} of {}", b.len());
+                        assert!(rc.end <= c.len() as isize, "bug: sums {rc:?} of {}", c.len());
+                    }
+                    // SAFETY: tables were made from the layouts of these operands, as asserted above; `c` is ours.
+                    unsafe { self.isa.sweep(&sweep) }
+                }
+            }
+        }
+    }
+}
+
+/// Parts of at most so many blocks, which meet the same inner blocks, and so many rows.
+fn cut(pairs: &Pairs, phases: &[Tables], described: &[Phase], blocks: usize, rows: usize) -> Vec<Part> {
+    let mut parts = vec![];
+    for (phase, tables) in phases.iter().enumerate() {
+        let rows = rows.div_ceil(tables.chunk) * tables.chunk;
+        let mut first = 0;
+        while first < pairs.outer.blocks() {
+            let meets = &pairs.meets[first];
+            let same = pairs.meets[first..].iter().take(blocks).take_while(|m| *m == meets).count();
+            let all = meets.len() * described[phase].taps() * pairs.inner.block;
+            for row in (0..all).step_by(rows) {
+                parts.push(Part { phase, blocks: first..first + same, rows: row..(row + rows).min(all) });
+            }
+            first += same;
+        }
+    }
+    parts
+}
+
+impl Kernel for WeightGradient {
+    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+        let part = &self.parts[tile];
+        let p = &self.phases[part.phase];
+        let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
+        let len = part.blocks.len() * part.rows.len() * BLOCK;
+        let mut levels: [&mut [f32]; 24] = Default::default();
+        for (level, buffer) in levels.iter_mut().zip(scratch.chunks_exact_mut(self.part_len)) {
+            *level = &mut buffer[..len];
+        }
+        let any = fold::tree(
+            0..self.leaves,
+            &mut levels,
+            &|l| p.leaves[l].is_empty(),
+            &mut |l, into: &mut &mut [f32]| self.leaf(part, l, x, dy, into),
+            &|into, from| self.isa.add(into, from),
+        );
+        if !any {
+            levels[0].fill(0.0);
+        }
+        let mixed = self.pairs.mixed();
+        for (block, sums) in part.blocks.clone().zip(levels[0].chunks_exact_mut(part.rows.len() * BLOCK)) {
+            let base = self.pairs.before[block] * self.taps * self.pairs.line();
+            for (row, sums) in part.rows.clone().zip(sums.chunks_exact_mut(BLOCK)) {
+                let line = p.lines[row] as usize;
+                if mixed {
+                    let per_block = self.taps * self.pairs.inner.block;
+                    let inner = (self.pairs.meets[block].start + line / per_block) * self.pairs.inner.block
+                        + line % self.pairs.inner.block;
+                    let lanes = match inner < self.pairs.inner.channels {
+                        true => self.pairs.lanes(block, inner),
+                        false => 0..0,
+                    };
+                    sums[..lanes.start].fill(0.0);
+                    sums[lanes.end..].fill(0.0);
+                }
+                let at = base + line * BLOCK;
+                // SAFETY: the line belongs to this tile's part alone.
+                unsafe { operands.floats_mut(Operand::ParameterGradient(0), at..at + BLOCK) }.copy_from_slice(sums);
+            }
+        }
+    }
+}
+
+/// The gradient of a bias: sums of lines over leaves and tree. A tile is one block of 16 channels.
+pub struct BiasGradient {
+    isa: &'static Isa,
+    /// Rows of points of block 0 as (offset, floats), all leaves in order.
+    rows: Vec<Range<usize>>,
+    /// Per leaf: its rows.
+    leaves: Vec<Range<usize>>,
+    plane: usize,
+    pub tiles: usize,
+    pub work: Work,
+}
+
+impl BiasGradient {
+    /// Over `region` of a gradient stored so.
+    pub fn new(gradient: &Layout, region: &convoy_net::Region, (batch, leaves): (usize, usize)) -> BiasGradient {
+        let span = |a: usize| region.start[a]..region.end[a];
+        let width = region.size(convoy_net::Axis::Width) * BLOCK;
+        let mut rows = vec![];
+        let leaves = (0..leaves).map(|l| {
+            let begin = rows.len();
+            let leaf = leaf_range(batch, leaves, l);
+            for n in span(0).start.max(leaf.start as isize)..span(0).end.min(leaf.end as isize) {
+                for d in span(2) {
+                    for h in span(3) {
+                        let at = gradient.offset(n, 0, d, h, region.start[4]);
+                        rows.push(at..at + width);
+                    }
+                }
+            }
+            begin..rows.len()
+        });
+        let leaves = leaves.collect();
+        let (tiles, floats) = (region.size(convoy_net::Axis::Channel).div_ceil(BLOCK), region.len() as f64);
+        let work = Work { flops: floats, bytes: 4.0 * floats };
+        BiasGradient { isa: isa(), rows, leaves, plane: gradient.plane, tiles, work }
+    }
+}
+
+impl Kernel for BiasGradient {
+    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+        let dy = &operands.floats(Operand::OutputGradient)[tile * self.plane..];
+        let mut levels = [[0f32; BLOCK]; 24];
+        let any = fold::tree(
+            0..self.leaves.len(),
+            &mut levels,
+            &|l| self.leaves[l].is_empty(),
+            &mut |l, into: &mut [f32; BLOCK]| {
+                *into = [0.0; BLOCK];
+                self.rows[self.leaves[l].clone()].iter().for_each(|row| self.isa.sum(into, &dy[row.clone()]));
+            },
+            &|into, from| into.iter_mut().zip(from).for_each(|(a, b)| *a += b),
+        );
+        let sum = if any { levels[0] } else { [0.0; BLOCK] };
+        let to = tile * BLOCK..(tile + 1) * BLOCK;
+        // SAFETY: the block belongs to this tile alone.
+        unsafe { operands.floats_mut(Operand::ParameterGradient(1), to) }.copy_from_slice(&sum);
+    }
+}

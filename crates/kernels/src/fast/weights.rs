@@ -1,0 +1,237 @@
+//! Weights in kernel order: `[filter block][channel block][tap][channel][filter 16]`.
+//!
+//! Only blocks that meet are there: with groups, a filter block meets the channel blocks of its groups. Where a pair of
+//! blocks holds several groups, weights between groups are filler, zero like that of channels and filters beyond the last.
+//! The adjoint wants the same weights with filters and channels swapped and taps in the order of its phases; it works on a
+//! copy, made by [`Transpose`] in every step.
+
+use super::Packing;
+use super::phases::Phase;
+use crate::{BLOCK, Kernel, Operand, Operands};
+use std::ops::Range;
+
+/// One side of a product over channels: so many channels in blocks of so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    pub channels: usize,
+    pub block: usize,
+}
+
+impl Side {
+    pub fn blocks(&self) -> usize {
+        self.channels.div_ceil(self.block)
+    }
+}
+
+/// Which blocks of inner channels each block of outer channels meets, and where their weights are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pairs {
+    pub outer: Side,
+    pub inner: Side,
+    pub groups: usize,
+    /// Per outer block: the inner blocks it meets.
+    pub meets: Vec<Range<usize>>,
+    /// Per outer block: pairs before it.
+    pub before: Vec<usize>,
+    /// Pairs in all.
+    pub count: usize,
+}
+
+impl Pairs {
+    pub fn new(outer: Side, inner: Side, groups: usize) -> Pairs {
+        let per_group = |side: Side| {
+            assert!(side.channels.is_multiple_of(groups), "bug: {} channels in {groups} groups", side.channels);
+            side.channels / groups
+        };
+        let (out, inn) = (per_group(outer), per_group(inner));
+        let meets = (0..outer.blocks()).map(|o| {
+            let last = ((o + 1) * outer.block).min(outer.channels) - 1;
+            let (first, last) = (o * outer.block / out * inn, (last / out + 1) * inn - 1);
+            first / inner.block..last / inner.block + 1
+        });
+        let meets: Vec<Range<usize>> = meets.collect();
+        let before = meets.iter().scan(0, |sum, m| {
+            *sum += m.len();
+            Some(*sum - m.len())
+        });
+        let before = before.collect();
+        let count = meets.iter().map(|m| m.len()).sum();
+        Pairs { outer, inner, groups, meets, before, count }
+    }
+
+    /// The same with the sides swapped, both in blocks of 16.
+    pub fn adjoint(&self) -> Pairs {
+        Pairs::new(Side { block: BLOCK, ..self.inner }, Side { block: BLOCK, ..self.outer }, self.groups)
+    }
+
+    /// Floats of the weights of one pair at one tap.
+    pub fn line(&self) -> usize {
+        self.inner.block * self.outer.block
+    }
+
+    /// Number of the pair of two blocks that meet.
+    pub fn number(&self, outer: usize, inner: usize) -> usize {
+        debug_assert!(self.meets[outer].contains(&inner), "bug: blocks {outer} and {inner} do not meet");
+        self.before[outer] + inner - self.meets[outer].start
+    }
+
+    /// Outer channels of a block that share a group with inner channel `inner`, as lanes of the block.
+    pub fn lanes(&self, outer: usize, inner: usize) -> Range<usize> {
+        let per = self.outer.channels / self.groups;
+        let group = inner / (self.inner.channels / self.groups);
+        let lane = |channel: usize| channel.saturating_sub(outer * self.outer.block).min(self.outer.block);
+        lane(group * per)..lane((group + 1) * per)
+    }
+
+    /// Whether some pairs hold weights between groups, which are filler.
+    pub fn mixed(&self) -> bool {
+        self.groups > 1 && [self.outer, self.inner].iter().any(|s| !(s.channels / self.groups).is_multiple_of(s.block))
+    }
+
+    /// Place of the weight of an outer and an inner channel at a tap.
+    fn place(&self, outer: usize, inner: usize, (tap, taps): (usize, usize)) -> u32 {
+        let pair = self.number(outer / self.outer.block, inner / self.inner.block);
+        let line = (pair * taps + tap) * self.inner.block + inner % self.inner.block;
+        (line * self.outer.block + outer % self.outer.block) as u32
+    }
+
+    /// From `[outer][inner of the group][tap]`, as PyTorch stores a convolution, to kernel order.
+    pub fn packing(&self, taps: usize) -> Packing {
+        let (per_outer, per_inner) = (self.outer.channels / self.groups, self.inner.channels / self.groups);
+        let mut places = vec![];
+        for outer in 0..self.outer.channels {
+            for inner in 0..per_inner {
+                let inner = outer / per_outer * per_inner + inner;
+                places.extend((0..taps).map(|tap| self.place(outer, inner, (tap, taps))));
+            }
+        }
+        Packing { len: self.count * taps * self.line(), places }
+    }
+
+    /// From `[inner][outer of the group][tap]`, as PyTorch stores a transposed convolution.
+    pub fn packing_by_inner(&self, taps: usize) -> Packing {
+        let (per_outer, per_inner) = (self.outer.channels / self.groups, self.inner.channels / self.groups);
+        let mut places = vec![];
+        for inner in 0..self.inner.channels {
+            for outer in 0..per_outer {
+                let outer = inner / per_inner * per_outer + outer;
+                places.extend((0..taps).map(|tap| self.place(outer, inner, (tap, taps))));
+            }
+        }
+        Packing { len: self.count * taps * self.line(), places }
+    }
+}
+
+/// A bias, filled up to whole blocks.
+pub fn bias_packing(outer: Side) -> Packing {
+    Packing { len: outer.blocks() * BLOCK, places: (0..outer.channels as u32).collect() }
+}
+
+/// Where each phase of an adjoint has its weights in the transposed copy, in floats, and the length of all.
+pub fn bases(adjoint: &Pairs, phases: &[Phase]) -> (Vec<usize>, usize) {
+    let mut len = 0;
+    let bases = phases.iter().map(|phase| {
+        len += phase.taps() * adjoint.count * adjoint.line();
+        len - phase.taps() * adjoint.count * adjoint.line()
+    });
+    (bases.collect(), len)
+}
+
+/// Weights with the sides swapped: per phase `[channel block][filter block][tap of the phase][filter][channel 16]`.
+pub struct Transpose {
+    pairs: Pairs,
+    adjoint: Pairs,
+    /// Taps of the window in all.
+    taps: usize,
+    /// Per phase: where its weights begin, and the numbers of its taps in order.
+    phases: Vec<(usize, Vec<usize>)>,
+    pub tiles: usize,
+}
+
+impl Transpose {
+    pub fn new(pairs: Pairs, kernel: [usize; 3], phases: &[Phase]) -> Transpose {
+        let adjoint = pairs.adjoint();
+        let numbers = |phase: &Phase| {
+            let [d, h, w] = &phase.0;
+            let mut numbers = vec![];
+            for d in &d.taps {
+                for h in &h.taps {
+                    numbers.extend(w.taps.iter().map(|w| (d.number * kernel[1] + h.number) * kernel[2] + w.number));
+                }
+            }
+            numbers
+        };
+        let (bases, _) = bases(&adjoint, phases);
+        let phases = bases.into_iter().zip(phases.iter().map(numbers)).collect();
+        let tiles = adjoint.outer.blocks();
+        Transpose { pairs, adjoint, taps: kernel.iter().product(), phases, tiles }
+    }
+}
+
+impl Kernel for Transpose {
+    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+        let from = operands.floats(Operand::Parameter(0));
+        let line = self.pairs.line();
+        for (base, taps) in &self.phases {
+            let pairs = self.adjoint.before[tile]..self.adjoint.before[tile] + self.adjoint.meets[tile].len();
+            let floats = taps.len() * self.adjoint.line();
+            // SAFETY: a tile writes the pairs of its own block of channels.
+            let to = unsafe {
+                operands.floats_mut(Operand::Internal(0), base + pairs.start * floats..base + pairs.end * floats)
+            };
+            for (filter, to) in self.adjoint.meets[tile].clone().zip(to.chunks_exact_mut(floats.max(1))) {
+                let pair = self.pairs.number(filter, tile);
+                for (tap, to) in taps.iter().zip(to.chunks_exact_mut(self.adjoint.line())) {
+                    let from = &from[(pair * self.taps + tap) * line..][..line];
+                    transpose(from, to);
+                }
+            }
+        }
+    }
+}
+
+/// Lines of up to 16 channels of 16 filters into 16 lines of 16 channels, filled up with zeros.
+fn transpose(from: &[f32], to: &mut [f32]) {
+    for (filter, to) in to.chunks_exact_mut(BLOCK).enumerate() {
+        for (channel, to) in to.iter_mut().enumerate() {
+            *to = from.get(channel * BLOCK + filter).copied().unwrap_or(0.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every weight has a place of its own, in a pair of its blocks; pairs are the same from both sides.
+    #[test]
+    fn places_are_distinct_and_pairs_symmetric() {
+        for (filters, channels, groups, block) in [
+            (16, 16, 1, 16),
+            (40, 3, 1, 3),
+            (24, 48, 1, 16),
+            (24, 48, 3, 16),
+            (10, 5, 5, 5),
+            (72, 72, 3, 16),
+            (64, 32, 32, 16),
+        ] {
+            let side = |channels, block| Side { channels, block };
+            let pairs = Pairs::new(side(filters, 16), side(channels, block), groups);
+            let packing = pairs.packing(6);
+            let mut seen = vec![false; packing.len];
+            for &p in &packing.places {
+                assert!(!std::mem::replace(&mut seen[p as usize], true), "two weights at {p}");
+            }
+            assert_eq!(packing.places.len(), filters * channels / groups * 6);
+            if block == BLOCK {
+                let adjoint = pairs.adjoint();
+                for o in 0..pairs.outer.blocks() {
+                    for i in 0..pairs.inner.blocks() {
+                        assert_eq!(pairs.meets[o].contains(&i), adjoint.meets[i].contains(&o));
+                    }
+                }
+                assert_eq!(pairs.count, adjoint.count);
+            }
+        }
+    }
+}

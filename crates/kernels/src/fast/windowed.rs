@@ -1,0 +1,271 @@
+//! Windowed layers: what convolution, fully connected and transposed convolution share. Their outputs are sums of inputs
+//! times weights, over channels and over the taps of a window; each pass is a handful of dense passes or a weight gradient.
+//!
+//! A convolution's forward gathers through its windows and its input gradient spreads; a transposed convolution's forward
+//! spreads and its input gradient gathers; a fully connected layer has one window as large as its input.
+
+use super::dense::{self, Dense, Place};
+use super::phases::{Phase, Window, combine};
+use super::weight_gradient::{self, BiasGradient, WeightGradient};
+use super::weights::{Pairs, Side, Transpose, bases, bias_packing};
+use super::{Fast, Packing};
+use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage, Work};
+use convoy_net::{Axis, Region};
+
+/// Which way a layer's forward goes through its windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Gather,
+    Spread,
+}
+
+/// A windowed layer, reduced to numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windowed {
+    /// Along depth, height, width; of the convolution that a transposed one is the adjoint of.
+    pub windows: [Window; 3],
+    /// Of the whole layer.
+    pub groups: usize,
+    pub channels: usize,
+    pub filters: usize,
+    pub bias: bool,
+    pub way: Way,
+}
+
+/// The number of a tap among all of the window.
+fn of_window(phase: &Phase, [d, h, w]: [usize; 3], kernel: [usize; 3]) -> usize {
+    let [depth, height, width] = &phase.0;
+    (depth.taps[d].number * kernel[1] + height.taps[h].number) * kernel[2] + width.taps[w].number
+}
+
+/// The number of a tap among those of its phase.
+fn of_phase(phase: &Phase, [d, h, w]: [usize; 3], _: [usize; 3]) -> usize {
+    (d * phase.0[1].taps.len() + h) * phase.0[2].taps.len() + w
+}
+
+impl Windowed {
+    fn kernel(&self) -> [usize; 3] {
+        self.windows.map(|w| w.kernel)
+    }
+
+    fn taps(&self) -> usize {
+        self.kernel().iter().product()
+    }
+
+    /// The dense passes through the windows, one way or the other, that compute `region`; some perhaps without targets.
+    fn phases(&self, way: Way, region: &Region) -> Vec<Phase> {
+        let spans = Axis::SPACE.map(|a| region.range(a));
+        combine([0, 1, 2].map(|i| match way {
+            Way::Gather => vec![self.windows[i].gather(spans[i])],
+            Way::Spread => self.windows[i].spread(spans[i]),
+        }))
+    }
+
+    /// The dense passes that compute `region` of the input's gradient.
+    fn backward_phases(&self, region: &Region) -> Vec<Phase> {
+        let back = match self.way {
+            Way::Gather => Way::Spread,
+            Way::Spread => Way::Gather,
+        };
+        let mut phases = self.phases(back, region);
+        phases.retain(|phase| phase.points() > 0);
+        phases
+    }
+
+    /// This rank's share of the weights: filters outside, channels inside.
+    fn pairs(&self, g: &Geometry) -> Pairs {
+        let (channels, filters) = (g.inputs[0].layout.stored.size(Axis::Channel), g.region.size(Axis::Channel));
+        // Shares of a grouped layer are whole groups.
+        let groups = if self.groups == 1 { 1 } else { channels * self.groups / self.channels };
+        assert!(
+            self.groups == 1
+                || (channels * self.groups == self.channels * groups && filters * self.groups == self.filters * groups),
+            "bug: {channels} channels and {filters} filters are no whole groups"
+        );
+        let inner = Side { channels, block: g.inputs[0].layout.block };
+        Pairs::new(Side { channels: filters, block: BLOCK }, inner, groups)
+    }
+
+    /// Where channels are divided among ranks, the one with the first adds the bias.
+    fn adds_bias(&self, g: &Geometry) -> bool {
+        self.bias && (self.groups > 1 || g.inputs[0].layout.stored.start[Axis::Channel as usize] <= 0)
+    }
+
+    fn forward_pass(&self, g: &Geometry) -> Dense {
+        let pairs = self.pairs(g);
+        assert_eq!(
+            g.output.layout.stored.range(Axis::Channel),
+            g.region.range(Axis::Channel),
+            "bug: some filters only"
+        );
+        let place = Place { base: 0, taps: self.taps(), number: of_window };
+        let phases = self.phases(self.way, &g.region).into_iter().filter(|p| p.points() > 0);
+        let phases: Vec<_> = phases.map(|phase| (phase, place.clone())).collect();
+        Dense::new(&dense::Spec {
+            source: (Operand::Input(0), &g.inputs[0].layout),
+            target: (Operand::Output, &g.output.layout),
+            weights: Operand::Parameter(0),
+            bias: self.adds_bias(g).then_some(Operand::Parameter(1)),
+            accumulate: false,
+            samples: g.region.start[0]..g.region.end[0],
+            pairs: &pairs,
+            phases: &phases,
+            kernel: self.kernel(),
+        })
+    }
+
+    fn input_gradient(&self, g: &Geometry) -> Dense {
+        let (layout, region) = wanted(g);
+        assert_eq!(layout.stored.range(Axis::Channel), region.range(Axis::Channel), "bug: some channels only");
+        let adjoint = self.pairs(g).adjoint();
+        let phases = self.backward_phases(region);
+        let (bases, _) = bases(&adjoint, &phases);
+        let place = |(phase, base): (Phase, usize)| {
+            let place = Place { base, taps: phase.taps(), number: of_phase };
+            (phase, place)
+        };
+        let phases: Vec<_> = phases.into_iter().zip(bases).map(place).collect();
+        Dense::new(&dense::Spec {
+            source: (Operand::OutputGradient, gradient(g)),
+            target: (Operand::InputGradient(0), layout),
+            weights: Operand::Internal(0),
+            bias: None,
+            accumulate: g.accumulate[0],
+            samples: region.start[0]..region.end[0],
+            pairs: &adjoint,
+            phases: &phases,
+            kernel: self.kernel(),
+        })
+    }
+
+    fn transpose(&self, g: &Geometry) -> Transpose {
+        Transpose::new(self.pairs(g), self.kernel(), &self.backward_phases(&wanted(g).1))
+    }
+
+    fn weight_gradient(&self, g: &Geometry) -> WeightGradient {
+        // Also those without targets: their taps have a gradient too, zero.
+        let mut phases = self.phases(self.way, &g.region);
+        phases.retain(|phase| phase.taps() > 0);
+        WeightGradient::new(&weight_gradient::Spec {
+            input: &g.inputs[0].layout,
+            gradient: gradient(g),
+            samples: g.region.start[0]..g.region.end[0],
+            batch: g.output.shape.samples(),
+            leaves: g.leaves,
+            pairs: &self.pairs(g),
+            phases: &phases,
+            kernel: self.kernel(),
+        })
+    }
+
+    fn bias_gradient(&self, g: &Geometry) -> BiasGradient {
+        BiasGradient::new(gradient(g), &g.region, (g.output.shape.samples(), g.leaves))
+    }
+}
+
+/// How the output's gradient is stored.
+fn gradient(g: &Geometry) -> &Layout {
+    g.output_gradient.as_ref().expect("bug: backward without a gradient of the output")
+}
+
+/// How the input's gradient is stored, and which part is wanted.
+fn wanted(g: &Geometry) -> &(Layout, Region) {
+    g.input_gradients[0].as_ref().expect("bug: an input gradient that nobody wants")
+}
+
+impl Fast for Windowed {
+    fn forward(&self, g: &Geometry) -> Vec<Stage> {
+        let pass = self.forward_pass(g);
+        let mut reads = vec![Operand::Input(0), Operand::Parameter(0)];
+        if self.adds_bias(g) {
+            reads.push(Operand::Parameter(1));
+        }
+        let writes = vec![Operand::Output];
+        vec![Stage {
+            pass: Pass::Forward,
+            reads,
+            writes,
+            makes: vec![],
+            tiles: pass.tiles,
+            scratch: 0,
+            work: pass.work,
+        }]
+    }
+
+    fn backward(&self, g: &Geometry) -> Vec<Stage> {
+        debug_assert_eq!(g.mode, Mode::Train);
+        let pass = self.weight_gradient(g);
+        let mut stages = vec![Stage {
+            pass: Pass::WeightGradient(0),
+            reads: vec![Operand::Input(0), Operand::OutputGradient],
+            writes: vec![Operand::ParameterGradient(0)],
+            makes: vec![],
+            tiles: pass.tiles(),
+            scratch: pass.scratch(),
+            work: pass.work,
+        }];
+        if self.bias {
+            let pass = self.bias_gradient(g);
+            stages.push(Stage {
+                pass: Pass::WeightGradient(1),
+                reads: vec![Operand::OutputGradient],
+                writes: vec![Operand::ParameterGradient(1)],
+                makes: vec![],
+                tiles: pass.tiles,
+                scratch: 0,
+                work: pass.work,
+            });
+        }
+        if g.input_gradients[0].is_some() {
+            let transpose = self.transpose(g);
+            let bytes = bases(&self.pairs(g).adjoint(), &self.backward_phases(&wanted(g).1)).1 * 4;
+            stages.push(Stage {
+                pass: Pass::Transform(0),
+                reads: vec![Operand::Parameter(0)],
+                writes: vec![Operand::Internal(0)],
+                makes: vec![Make::Internal { number: 0, bytes }],
+                tiles: transpose.tiles,
+                scratch: 0,
+                work: Work { flops: 0.0, bytes: 2.0 * bytes as f64 },
+            });
+            let pass = self.input_gradient(g);
+            let mut reads = vec![Operand::OutputGradient, Operand::Internal(0)];
+            if g.accumulate[0] {
+                reads.push(Operand::InputGradient(0));
+            }
+            stages.push(Stage {
+                pass: Pass::InputGradient(0),
+                reads,
+                writes: vec![Operand::InputGradient(0)],
+                makes: vec![],
+                tiles: pass.tiles,
+                scratch: 0,
+                work: pass.work,
+            });
+        }
+        stages
+    }
+
+    fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
+        match pass {
+            Pass::Forward => Box::new(self.forward_pass(g)),
+            Pass::WeightGradient(0) => Box::new(self.weight_gradient(g)),
+            Pass::WeightGradient(1) => Box::new(self.bias_gradient(g)),
+            Pass::Transform(0) => Box::new(self.transpose(g)),
+            Pass::InputGradient(0) => Box::new(self.input_gradient(g)),
+            _ => unreachable!("bug: a windowed layer has no pass {pass:?}"),
+        }
+    }
+
+    fn packing(&self, parameter: usize, g: &Geometry) -> Packing {
+        let pairs = self.pairs(g);
+        match (parameter, self.way) {
+            (0, Way::Gather) => pairs.packing(self.taps()),
+            (0, Way::Spread) => pairs.packing_by_inner(self.taps()),
+            _ => bias_packing(pairs.outer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
