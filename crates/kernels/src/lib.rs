@@ -20,6 +20,7 @@ mod update;
 
 pub use layout::{BLOCK, Layout};
 pub use stage::{
-    Geometry, Kernel, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Work, leaf_of, leaf_range,
+    Geometry, Kernel, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Winograd, Work, leaf_of,
+    leaf_range,
 };
 pub use update::Update;

@@ -6,7 +6,7 @@
 
 use crate::fast::{self, fold};
 use crate::reference::{self, Array, Call, Gradients};
-use crate::{Geometry, Layout, Make, Mode, Moment, Operand, Operands, Slot, Stage, Tensor};
+use crate::{Geometry, Layout, Make, Mode, Moment, Operand, Operands, Slot, Stage, Tensor, Winograd};
 use convoy_net::{AXES, Axis, Edge, Init, Kind, Region, Role, Shape};
 use std::collections::HashMap;
 
@@ -27,6 +27,7 @@ pub struct Problem {
     pub extra: usize,
     /// Gradients of inputs are added to what is there.
     pub accumulate: bool,
+    pub winograd: Winograd,
 }
 
 impl Problem {
@@ -42,6 +43,7 @@ impl Problem {
             image: false,
             extra: 1,
             accumulate: false,
+            winograd: Winograd::Off,
         }
     }
 }
@@ -235,6 +237,7 @@ impl Problem {
             mode: self.mode,
             leaves: 8,
             accumulate: vec![self.accumulate; inputs.len()],
+            winograd: self.winograd,
             inputs,
             output: Tensor { shape: output, layout: Layout::blocked(widen(own, self.extra)) },
             region: own,
