@@ -1,9 +1,10 @@
 //! Optimizers: what a job says about how gradients change weights.
 //!
-//! Only settings and what is possible for them; defaults are PyTorch's, but for momentum, which is 0.9. The arithmetic is in
-//! `kernels`, the learning rate in [`crate::Schedule`].
+//! Only settings and what is possible for them; defaults are PyTorch's, but for momentum, which is 0.9. The arithmetic is
+//! [`Update`], the learning rate comes from [`crate::Schedule`].
 
 use crate::Error;
+use convoy_kernels::Update;
 use serde::{Deserialize, Serialize};
 
 /// How gradients change weights.
@@ -128,12 +129,37 @@ impl Optimizer {
 
     /// What it remembers of each parameter, in the order of its states; each is as large as the parameter and begins at 0.
     pub fn states(&self) -> Vec<&'static str> {
-        let momentum = |m: f64| if m > 0.0 { vec!["momentum"] } else { vec![] };
-        match self {
-            Optimizer::Sgd(sgd) => momentum(sgd.momentum),
-            Optimizer::Adam(_) | Optimizer::AdamW(_) => vec!["mean", "square"],
-            Optimizer::RmsProp(rmsprop) => [vec!["square"], momentum(rmsprop.momentum)].concat(),
-            Optimizer::Lars(lars) => momentum(lars.momentum),
+        let all: &[&'static str] = match self {
+            Optimizer::Sgd(_) | Optimizer::Lars(_) => &["momentum"],
+            Optimizer::Adam(_) | Optimizer::AdamW(_) => &["mean", "square"],
+            Optimizer::RmsProp(_) => &["square", "momentum"],
+        };
+        // Without momentum the last one is not kept.
+        all[..self.update().states()].to_vec()
+    }
+
+    /// Its arithmetic.
+    pub fn update(&self) -> Update {
+        let adam = |betas: [f64; 2], epsilon: f64, weight_decay: f64, decoupled| {
+            let ([beta1, beta2], epsilon, weight_decay) =
+                (betas.map(|b| b as f32), epsilon as f32, weight_decay as f32);
+            Update::Adam { beta1, beta2, epsilon, weight_decay, decoupled }
+        };
+        match *self {
+            Optimizer::Sgd(Sgd { momentum, nesterov, weight_decay }) => {
+                Update::Sgd { momentum: momentum as f32, nesterov, weight_decay: weight_decay as f32 }
+            }
+            Optimizer::Adam(Adam { betas, epsilon, weight_decay }) => adam(betas, epsilon, weight_decay, false),
+            Optimizer::AdamW(AdamW { betas, epsilon, weight_decay }) => adam(betas, epsilon, weight_decay, true),
+            Optimizer::RmsProp(RmsProp { alpha, epsilon, momentum, weight_decay }) => Update::RmsProp {
+                alpha: alpha as f32,
+                epsilon: epsilon as f32,
+                momentum: momentum as f32,
+                weight_decay: weight_decay as f32,
+            },
+            Optimizer::Lars(Lars { momentum, weight_decay, trust }) => {
+                Update::Lars { momentum: momentum as f32, weight_decay: weight_decay as f32, trust: trust as f32 }
+            }
         }
     }
 
@@ -173,15 +199,17 @@ fn all<const N: usize>(checks: [Result<(), Error>; N]) -> Vec<Error> {
 }
 
 fn share(setting: &'static str, found: f64) -> Result<(), Error> {
-    check(setting, found, (0.0..1.0).contains(&found), "from 0 to below 1")
+    // As single precision, which the arithmetic sees: 0.999999999 is 1 there.
+    check(setting, found, found >= 0.0 && (found as f32) < 1.0, "from 0 to below 1")
 }
 
 fn decay(found: f64) -> Result<(), Error> {
-    check("optimizer.weight_decay", found, found >= 0.0 && found.is_finite(), "0 or more")
+    check("optimizer.weight_decay", found, found >= 0.0 && (found as f32).is_finite(), "0 or more")
 }
 
 pub(crate) fn above_zero(setting: &'static str, found: f64) -> Result<(), Error> {
-    check(setting, found, found > 0.0 && found.is_finite(), "above 0")
+    // As single precision, where the smallest numbers are 0.
+    check(setting, found, found as f32 > 0.0 && (found as f32).is_finite(), "above 0")
 }
 
 pub(crate) fn check(setting: &'static str, found: f64, holds: bool, possible: &'static str) -> Result<(), Error> {
@@ -228,6 +256,8 @@ mod tests {
         assert_eq!(texts(Optimizer::Adam(adam)).len(), 4);
         let rmsprop = RmsProp { alpha: -0.1, epsilon: bad, momentum: 1.0, weight_decay: f64::INFINITY };
         assert_eq!(texts(Optimizer::RmsProp(rmsprop)).len(), 4);
+        let rounded = Adam { betas: [0.999_999_999, 0.9], epsilon: 1e-60, weight_decay: 1e60 };
+        assert_eq!(texts(Optimizer::Adam(rounded)).len(), 3);
         assert_eq!(texts(Optimizer::Lars(Lars { momentum: bad, weight_decay: bad, trust: bad })).len(), 3);
     }
 
@@ -239,5 +269,26 @@ mod tests {
         assert_eq!(states("kind = 'rmsprop'"), ["square"]);
         assert_eq!(states("kind = 'rmsprop'\nmomentum = 0.9"), ["square", "momentum"]);
         assert_eq!(states("kind = 'lars'"), ["momentum"]);
+    }
+
+    #[test]
+    fn settings_reach_the_arithmetic() {
+        let update = |text: &str| toml::from_str::<Optimizer>(text).unwrap().update();
+        assert_eq!(
+            update("kind = 'sgd'\nmomentum = 0.5\nnesterov = true\nweight_decay = 0.25"),
+            Update::Sgd { momentum: 0.5, nesterov: true, weight_decay: 0.25 }
+        );
+        let adam = |decoupled| Update::Adam { beta1: 0.5, beta2: 0.75, epsilon: 0.125, weight_decay: 0.25, decoupled };
+        let fields = "betas = [0.5, 0.75]\nepsilon = 0.125\nweight_decay = 0.25";
+        assert_eq!(update(&format!("kind = 'adam'\n{fields}")), adam(false));
+        assert_eq!(update(&format!("kind = 'adamw'\n{fields}")), adam(true));
+        assert_eq!(
+            update("kind = 'rmsprop'\nalpha = 0.5\nepsilon = 0.125\nmomentum = 0.75\nweight_decay = 0.25"),
+            Update::RmsProp { alpha: 0.5, epsilon: 0.125, momentum: 0.75, weight_decay: 0.25 }
+        );
+        assert_eq!(
+            update("kind = 'lars'\nmomentum = 0.5\nweight_decay = 0.25\ntrust = 0.125"),
+            Update::Lars { momentum: 0.5, weight_decay: 0.25, trust: 0.125 }
+        );
     }
 }
