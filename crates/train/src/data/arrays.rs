@@ -1,7 +1,7 @@
 //! Arrays: samples that lie in files as plain numbers, one after the other.
 //!
 //! IDX, CIFAR-10 and NPY differ only in their headers; once those are read, an [`Array`] says where the numbers are and
-//! [`Arrays`] is the data set made of them. A region of a sample is read by position: what is not asked for is not touched.
+//! [`Arrays`] is the data set made of them. A region of a sample is read by position: little more than was asked for is touched.
 //!
 //! Always true
 //! - The files hold all that their headers promise, and every label of a sample was checked, before the set exists.
@@ -109,19 +109,22 @@ pub(super) struct Array {
 impl Array {
     /// Reads a region of one sample. The caller has checked that it is inside.
     pub fn read(&self, index: usize, region: &Region, into: &mut [f32]) -> Result<(), DataError> {
-        // On the stack: reading allocates nothing.
-        let mut piece = [0u8; 8192];
         let width = self.element.bytes();
+        let sample = self.start + index as u64 * self.stride;
+        let byte_of = |element: usize| sample + (element * width) as u64;
+        // Short gaps are read over: one large read is cheaper than one for each row of a slightly smaller region.
+        let span = span(self.shape, region);
+        let read_on = region.len() * READ_OVER >= span.len();
+        // On the stack: reading allocates nothing.
+        let mut window = Window { bytes: [0; WINDOW_BYTES], at: 0, len: 0 };
         let mut rest = into;
         runs(self.shape, region, |first, count| {
-            let mut byte = self.start + index as u64 * self.stride + (first * width) as u64;
             let (run, after) = std::mem::take(&mut rest).split_at_mut(count);
             rest = after;
-            for some in run.chunks_mut(piece.len() / width) {
-                let bytes = &mut piece[..some.len() * width];
-                self.contents.read_at(byte, bytes)?;
+            let until = byte_of(if read_on { span.end } else { first + count });
+            for (nth, some) in run.chunks_mut(PIECE).enumerate() {
+                let bytes = window.get(&self.contents, byte_of(first + nth * PIECE), some.len() * width, until)?;
                 self.element.convert(bytes, some);
-                byte += bytes.len() as u64;
             }
             if self.meaning == Meaning::Image && self.element == Element::U8 {
                 run.iter_mut().for_each(|x| *x /= 255.0);
@@ -129,6 +132,41 @@ impl Array {
             Ok(())
         })
     }
+}
+
+/// Gaps are read over while at least one in this many elements is wanted.
+const READ_OVER: usize = 4;
+const WINDOW_BYTES: usize = 8192;
+/// Elements that are converted at a time: they fit the window, whatever their type.
+const PIECE: usize = WINDOW_BYTES / 8;
+
+/// Some bytes of a file that are at hand.
+struct Window {
+    bytes: [u8; WINDOW_BYTES],
+    at: u64,
+    len: usize,
+}
+
+impl Window {
+    /// `len` bytes of a file from `at` on; when they are not at hand, what follows is read too, as far as `until`.
+    fn get(&mut self, contents: &Contents, at: u64, len: usize, until: u64) -> Result<&[u8], DataError> {
+        if at < self.at || at + len as u64 > self.at + self.len as u64 {
+            self.len = 0;
+            let fill = (until - at).min(WINDOW_BYTES as u64) as usize;
+            contents.read_at(at, &mut self.bytes[..fill])?;
+            (self.at, self.len) = (at, fill);
+        }
+        Ok(&self.bytes[(at - self.at) as usize..][..len])
+    }
+}
+
+/// From the first element of a region of one sample to its last, with all between.
+fn span(shape: Shape, region: &Region) -> std::ops::Range<usize> {
+    if region.is_empty() {
+        return 0..0;
+    }
+    let number = |at: [isize; 5]| (1..5).fold(0, |n, a| n * shape.0[a] + at[a] as usize);
+    number(region.start)..number(region.end.map(|e| e - 1)) + 1
 }
 
 /// Gives the runs of consecutive elements that make up a region of one sample, in order: first element and count.

@@ -202,6 +202,19 @@ fn npy_targets_may_be_numbers_to_meet() {
     }
 }
 
+/// Samples that are read in several pieces, of the widest numbers, with small and large gaps between rows.
+#[test]
+fn npy_samples_may_be_larger_than_what_is_read_at_once() {
+    let dir = folder();
+    let values: Vec<f64> = (0..2 * 2 * 40 * 60).map(|i| i as f64).collect();
+    let numbers: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    write(dir.path(), "images.npy", npy(1, "<f8", "(2, 2, 40, 60)", &numbers));
+    write(dir.path(), "labels.npy", npy(1, "|u1", "(2,)", &[0, 1]));
+    let set = open_train(&format!("npy:{}", dir.path().display())).unwrap();
+    assert_eq!(image(&*set, 1), values[4800..].iter().map(|&v| v as f32).collect::<Vec<_>>());
+    check_regions(&*set);
+}
+
 #[test]
 fn npy_reads_back_what_it_writes() {
     let dir = folder();
