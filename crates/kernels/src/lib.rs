@@ -18,6 +18,7 @@ mod stage;
 mod twin;
 mod update;
 
+pub use fast::{Measured, measure};
 pub use layout::{BLOCK, Layout};
 pub use stage::{
     Geometry, Kernel, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Winograd, Work, leaf_of,

@@ -103,7 +103,7 @@ fn widen(region: Region, extra: usize) -> Region {
 }
 
 /// An array into a stored region: zeros (or the other end, along periodic axes) in the margins, zero filler.
-fn store(array: &Array, layout: &Layout, periodic: [bool; AXES]) -> Memory {
+pub fn store(array: &Array, layout: &Layout, periodic: [bool; AXES]) -> Memory {
     let mut memory = Memory::poisoned(layout.len);
     memory.slice_mut().fill(0.0);
     let s = &layout.stored;
@@ -126,7 +126,7 @@ fn store(array: &Array, layout: &Layout, periodic: [bool; AXES]) -> Memory {
 }
 
 /// What a stored region holds of `region`, dense.
-fn fetch(memory: &Memory, layout: &Layout, region: &Region) -> Array {
+pub fn fetch(memory: &Memory, layout: &Layout, region: &Region) -> Array {
     let mut array = Array::zeros(region.shape());
     for at in array.indices() {
         let g: [isize; 5] = std::array::from_fn(|a| at[a] as isize + region.start[a]);
@@ -336,7 +336,7 @@ fn wrap(array: Array, region: &Region, shape: Shape) -> Array {
 }
 
 /// Margins were poisoned and must still be; filler channels inside the region must be zero.
-fn outside_untouched(memory: &Memory, layout: &Layout, region: &Region, what: &str) {
+pub fn outside_untouched(memory: &Memory, layout: &Layout, region: &Region, what: &str) {
     let s = &layout.stored;
     let last = layout.blocks * layout.block;
     for n in s.start[0]..s.end[0] {

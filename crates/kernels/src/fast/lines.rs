@@ -165,6 +165,22 @@ impl Source {
         }
     }
 
+    /// Lines of all blocks of one row, which must be stored. `scratch` is as long as `scratch()` said for the points of so
+    /// many rows as there are blocks.
+    #[inline(always)]
+    pub fn blocks<'a>(&self, data: &'a [f32], row: Row, columns: Span, scratch: &'a mut [f32]) -> Blocks<'a> {
+        let count = points(self.channels).div_ceil(BLOCK);
+        if let Some(first) = self.direct {
+            let at = self.layout.offset(row.n, first, row.d, row.h, columns.0);
+            let end = at + (count - 1) * self.layout.plane + points(columns) * BLOCK;
+            return Blocks { lines: data[at..end].as_chunks().0, distance: self.layout.plane / BLOCK };
+        }
+        for (block, part) in scratch.chunks_exact_mut(points(columns) * BLOCK).take(count).enumerate() {
+            self.gather(data, row.n, block, row.space(columns), part);
+        }
+        Blocks { lines: scratch[..count * points(columns) * BLOCK].as_chunks().0, distance: points(columns) }
+    }
+
     fn gather<'a>(
         &self,
         data: &[f32],
@@ -207,6 +223,22 @@ impl<'a> View<'a> {
             + (h - self.start[1]) as usize * self.row
             + (columns.0 - self.start[2]) as usize * BLOCK;
         self.data[at..at + points(columns) * BLOCK].as_chunks().0
+    }
+}
+
+/// Lines of all blocks of one row.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<'a> {
+    lines: &'a [Line],
+    /// Lines between one block and the next.
+    distance: usize,
+}
+
+impl<'a> Blocks<'a> {
+    /// A block's line of one point, counted from the first column.
+    #[inline(always)]
+    pub fn line(&self, block: usize, point: usize) -> &'a Line {
+        &self.lines[block * self.distance + point]
     }
 }
 

@@ -18,6 +18,7 @@ mod fully_connected;
 mod global_average_pool;
 mod isa;
 mod lines;
+mod loss;
 mod max_pool;
 mod mix;
 mod multiply;
@@ -25,6 +26,7 @@ mod pad_channels;
 mod phases;
 pub mod region;
 mod simd;
+mod softmax;
 mod strips;
 mod sweep;
 mod transposed_convolution;
@@ -35,6 +37,8 @@ mod weights;
 mod wide;
 mod window;
 mod windowed;
+
+pub use loss::{Measured, measure};
 
 use crate::{BLOCK, Geometry, Kernel, Pass, Stage};
 use convoy_net::Kind;
@@ -90,6 +94,7 @@ pub fn twin(kind: &Kind) -> &dyn Fast {
         Kind::Convolution(layer) => layer,
         Kind::FullyConnected(layer) => layer,
         Kind::TransposedConvolution(layer) => layer,
+        Kind::Softmax(layer) => layer,
         _ => unreachable!("bug: {kind:?} computes nothing"),
     }
 }

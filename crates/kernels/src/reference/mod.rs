@@ -24,6 +24,7 @@ mod fully_connected;
 mod global_average_pool;
 mod group_norm;
 mod local_response_norm;
+pub mod loss;
 mod max_pool;
 mod multiply;
 mod pad_channels;
