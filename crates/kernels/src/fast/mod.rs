@@ -12,6 +12,7 @@ mod carry;
 mod concat;
 mod convolution;
 mod dense;
+mod dropout;
 mod flatten;
 pub mod fold;
 mod fully_connected;
@@ -85,6 +86,7 @@ pub fn twin(kind: &Kind) -> &dyn Fast {
         Kind::AveragePool(layer) => layer,
         Kind::BatchNorm(layer) => layer,
         Kind::Concat(layer) => layer,
+        Kind::Dropout(layer) => layer,
         Kind::Flatten(layer) => layer,
         Kind::GlobalAveragePool(layer) => layer,
         Kind::MaxPool(layer) => layer,
