@@ -1,6 +1,7 @@
-//! What can go wrong around training: files, checkpoints, weights that do not fit, impossible settings.
+//! What can go wrong around training: data, files, checkpoints, weights that do not fit, impossible settings.
 
 use crate::checkpoint::DamagedCheckpoint;
+use crate::data::DataError;
 use crate::safetensors::Damage;
 use crate::weights::Misfit;
 use std::fmt;
@@ -10,6 +11,8 @@ use std::path::{Path, PathBuf};
 /// An error of this crate. Its text says what, where, what was found and, where we know, what helps.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    #[error(transparent)]
+    Data(#[from] DataError),
     #[error("cannot {action} {}\n  cause: {cause}{}", path.display(), help(cause))]
     File { action: &'static str, path: PathBuf, cause: io::Error },
     #[error("{}: no safetensors file we can read, {damage}", path.display())]
