@@ -6,7 +6,7 @@
 
 use convoy_kernels::reference::{self, Array, Call};
 use convoy_kernels::{Mode, Moment, Update};
-use convoy_net::{Kind, Shape};
+use convoy_net::{Kind, Loss, Shape};
 use serde_json::Value;
 
 /// Some hundred roundings of 2^-53, and those of a root, a power or an exponential.
@@ -133,6 +133,17 @@ fn updates_are_pytorchs() {
             reference::update::update(&update, moment, &mut weights, &gradients[step], &mut states);
             agree(&format!("update, {}: after step {step}", case["name"]), &weights, theirs);
         }
+    }
+}
+
+#[test]
+fn losses_are_pytorchs() {
+    for case in cases("loss") {
+        let name = format!("loss, {}", case["name"]);
+        let loss: Loss = serde_json::from_value(case["loss"].clone()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let (measured, gradient) = reference::loss::judge(&loss, &array(&case["output"]), &numbers(&case["target"]));
+        agree(&format!("{name}: value"), &[measured.loss], &[case["value"].as_f64().expect("a value")]);
+        agree(&format!("{name}: gradient"), &gradient.data, &numbers(&case["gradient"]));
     }
 }
 

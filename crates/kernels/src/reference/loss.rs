@@ -8,6 +8,7 @@ use convoy_net::Loss;
 /// What a loss says of an output and a target: labels `[n][d][h][w]` or values `[n][c][d][h][w]`, dense. The second is the
 /// gradient of the mean with respect to the output.
 pub fn judge(loss: &Loss, x: &Array, target: &[f64]) -> (Measured, Array) {
+    super::count();
     match *loss {
         Loss::CrossEntropy { label_smoothing, ignore } => cross_entropy(label_smoothing as f64, ignore, x, target),
         Loss::BinaryCrossEntropy => binary_cross_entropy(x, target),

@@ -123,15 +123,20 @@ pub trait Reference {
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// How often this process has asked for a reference twin. Training steps leave it as it is: a test of the engine counts
-/// before and after some, in a process of its own.
+/// How often this process has asked for a reference twin, of a layer, a loss or an update. Training steps leave it as it
+/// is: a test of the engine counts before and after some, in a process of its own.
 pub fn calls() -> u64 {
     CALLS.load(Ordering::Relaxed)
 }
 
+/// Counts one use of reference code.
+fn count() {
+    CALLS.fetch_add(1, Ordering::Relaxed);
+}
+
 /// The reference twin of a layer. Asking is counted: [`calls`].
 pub fn twin(kind: &Kind) -> &dyn Reference {
-    CALLS.fetch_add(1, Ordering::Relaxed);
+    count();
     match kind {
         Kind::Activation(layer) => layer,
         Kind::AdaptiveAveragePool(layer) => layer,

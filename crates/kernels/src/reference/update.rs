@@ -4,6 +4,7 @@ use crate::{Moment, Update};
 
 /// One step: changes a parameter and what is remembered of it.
 pub fn update(update: &Update, moment: Moment, w: &mut [f64], g: &[f64], states: &mut [Vec<f64>]) {
+    super::count();
     let rate = moment.learning_rate as f64;
     match *update {
         Update::Sgd { momentum, nesterov, weight_decay } => {
