@@ -460,16 +460,19 @@ pub fn check(problem: &Problem) {
 }
 
 /// Two halves of the output, computed apart, have the bits of the whole, and their gradients sum up to the whole's. Along
-/// every axis that can be cut; only for layers whose output needs no sums over samples, and along channels only for those
-/// without parameters.
+/// every axis that can be cut, but not along channels if there are parameters; only for layers whose output needs no sums.
 pub fn halves(problem: &Problem) {
+    let parameters = problem.kind.operation().parameters(&problem.inputs);
+    let axes = Axis::ALL.into_iter().filter(|&axis| axis != Axis::Channel || parameters.is_empty());
+    halves_along(problem, &axes.collect::<Vec<_>>());
+}
+
+/// The same along some axes.
+pub fn halves_along(problem: &Problem, axes: &[Axis]) {
     let values = problem.values();
     let whole = problem.fast(&values);
     let output = problem.output();
-    for axis in Axis::ALL.into_iter().filter(|&a| output.along(a) > 1) {
-        if axis == Axis::Channel && !values.parameters.is_empty() {
-            continue;
-        }
+    for &axis in axes.iter().filter(|&&a| output.along(a) > 1) {
         let (middle, end) = ((output.along(axis) / 2) as isize, output.along(axis) as isize);
         let mut summed: Option<Gradients> = None;
         for own in [(0, middle), (middle, end)].map(|(a, b)| Region::whole(output).with(axis, a, b)) {

@@ -17,12 +17,15 @@ mod flatten;
 pub mod fold;
 mod fully_connected;
 mod global_average_pool;
+mod group_norm;
 mod isa;
 mod lines;
+mod local_response_norm;
 mod loss;
 mod max_pool;
 mod mix;
 mod multiply;
+mod norm;
 mod pad_channels;
 mod phases;
 pub mod region;
@@ -89,6 +92,8 @@ pub fn twin(kind: &Kind) -> &dyn Fast {
         Kind::Dropout(layer) => layer,
         Kind::Flatten(layer) => layer,
         Kind::GlobalAveragePool(layer) => layer,
+        Kind::GroupNorm(layer) => layer,
+        Kind::LocalResponseNorm(layer) => layer,
         Kind::MaxPool(layer) => layer,
         Kind::Multiply(layer) => layer,
         Kind::PadChannels(layer) => layer,
