@@ -18,12 +18,15 @@ fn taps(layer: &Convolution, x: Shape, y: Shape, mut each: impl FnMut(Tap)) {
     let kernel: usize = layer.windows.kernel.iter().product();
     for at in indices(y) {
         let [n, filter, d, h, w] = at;
+        let wrapped = |point: [isize; 3]| match layer.edge {
+            Edge::Zero => point,
+            Edge::Periodic => std::array::from_fn(|i| point[i].rem_euclid(size[i] as isize)),
+        };
+        let points = under(&layer.windows, [d, h, w]).map(|point| inside(wrapped(point), size));
+        let points: Vec<_> = points.enumerate().collect();
         for c in 0..channels {
-            for (k, mut point) in under(&layer.windows, [d, h, w]).enumerate() {
-                if layer.edge == Edge::Periodic {
-                    point = std::array::from_fn(|i| point[i].rem_euclid(size[i] as isize));
-                }
-                if let Some([d, h, w]) = inside(point, size) {
+            for &(k, point) in &points {
+                if let Some([d, h, w]) = point {
                     let from = [n, filter / filters * channels + c, d, h, w];
                     each(Tap { y: at, x: from, w: (filter * channels + c) * kernel + k });
                 }
