@@ -1,0 +1,111 @@
+//! Ranks that are threads of one process: a mailbox for every pair.
+//!
+//! Always true
+//! - After a warm-up no message allocates: its bytes go into the memory of one that was received.
+
+use crate::{Communicator, Error};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Communicators for `ranks` ranks of this process.
+pub fn threads(ranks: usize) -> Vec<Communicator> {
+    let shared = Arc::new(Shared {
+        boxes: (0..ranks * ranks).map(|_| Mutex::default()).collect(),
+        ranks,
+        over: AtomicBool::new(false),
+        cause: Mutex::new(None),
+    });
+    (0..ranks).map(|rank| Communicator::new(rank, ranks, Mailboxes(shared.clone()))).collect()
+}
+
+/// Every pair's mailbox.
+#[derive(Clone, Debug)]
+pub(crate) struct Mailboxes(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    boxes: Vec<Mutex<Mailbox>>,
+    ranks: usize,
+    over: AtomicBool,
+    cause: Mutex<Option<Error>>,
+}
+
+#[derive(Debug, Default)]
+struct Mailbox {
+    waiting: VecDeque<(u64, Vec<u8>)>,
+    free: Vec<Vec<u8>>,
+}
+
+impl Mailboxes {
+    fn mailbox(&self, from: usize, to: usize) -> MutexGuard<'_, Mailbox> {
+        // A rank that panicked while it held the lock left whole messages behind: taking over is safe.
+        self.0.boxes[from * self.0.ranks + to].lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub fn send(&self, from: usize, to: usize, tag: u64, bytes: &[u8]) {
+        let mut mailbox = self.mailbox(from, to);
+        // The largest free memory first, so that it fits soon and for good.
+        let largest = (0..mailbox.free.len()).max_by_key(|&i| mailbox.free[i].capacity());
+        let mut message = largest.map(|i| mailbox.free.swap_remove(i)).unwrap_or_default();
+        message.clear();
+        message.extend_from_slice(bytes);
+        mailbox.waiting.push_back((tag, message));
+    }
+
+    pub fn try_receive(&self, from: usize, to: usize, tag: u64, into: &mut [u8]) -> Result<bool, Error> {
+        let mut mailbox = self.mailbox(from, to);
+        let Some(at) = mailbox.waiting.iter().position(|(t, _)| *t == tag) else {
+            drop(mailbox);
+            return if self.0.over.load(Ordering::Acquire) { Err(self.cause()) } else { Ok(false) };
+        };
+        let (_, message) = mailbox.waiting.remove(at).expect("bug: a message vanished");
+        if message.len() != into.len() {
+            return Err(Error::Length { source_rank: from, tag, sent: message.len(), wanted: into.len() });
+        }
+        into.copy_from_slice(&message);
+        mailbox.free.push(message);
+        Ok(true)
+    }
+
+    pub fn end(&self, rank: usize, cause: &str) {
+        let mut first = self.0.cause.lock().unwrap_or_else(|e| e.into_inner());
+        first.get_or_insert_with(|| Error::Ended { rank, cause: cause.into() });
+        self.0.over.store(true, Ordering::Release);
+    }
+
+    fn cause(&self) -> Error {
+        let first = self.0.cause.lock().unwrap_or_else(|e| e.into_inner());
+        first.clone().expect("bug: over without a cause")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_by_tag_and_in_order() {
+        let ranks = threads(3);
+        ranks[0].send(2, 5, b"first");
+        ranks[0].send(2, 9, b"other");
+        ranks[0].send(2, 5, b"later");
+        let mut bytes = [0; 5];
+        assert!(!ranks[2].try_receive(1, 5, &mut bytes).unwrap());
+        for (tag, text) in [(9, b"other"), (5, b"first"), (5, b"later")] {
+            assert!(ranks[2].try_receive(0, tag, &mut bytes).unwrap());
+            assert_eq!(&bytes, text);
+        }
+        assert!(!ranks[2].try_receive(0, 5, &mut bytes).unwrap());
+        assert_eq!((ranks[0].sent_bytes(), ranks[0].sent_messages()), (15, 3));
+    }
+
+    #[test]
+    fn the_first_to_end_is_named_to_all() {
+        let ranks = threads(3);
+        ranks[1].end("out of memory");
+        ranks[2].end("lost a peer");
+        let error = ranks[0].try_receive(2, 0, &mut []).unwrap_err();
+        assert_eq!(error.to_string(), "rank 1 ended: out of memory");
+    }
+}
