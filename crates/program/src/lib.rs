@@ -1,1 +1,20 @@
-//! Not written yet.
+//! Programs: what one rank does in a step, and in which memory.
+//!
+//! A [`Program`] is a value: a list of [`Op`]s with explicit dependencies over planned buffers. The engine runs it, a simulator
+//! can time it, its [`MemoryPlan`] sizes it. [`lower`] makes it from a network and a strategy, pass by pass: place and exchange
+//! (which regions, which transfers), lower (forward, loss, backward, update), depend, prioritise, plan memory.
+//!
+//! Knows nothing of how it is run or timed, nor of transport.
+#![forbid(unsafe_code)]
+
+mod depend;
+mod holding;
+mod lower;
+mod memory;
+mod prioritise;
+mod program;
+mod reduce;
+
+pub use lower::{Options, lower};
+pub use memory::MemoryPlan;
+pub use program::{Access, Action, Buffer, BufferId, Home, Number, Op, OpId, Part, Program, Subject, What};

@@ -1,0 +1,97 @@
+//! Holdings: the forms in which a rank has a tensor.
+//!
+//! The owner's holding stores the region a rank owns, with margins for the padding and the halos that near consumers need. A
+//! consumer that needs other samples or channels, or another kind of edge, gets a holding of its own, gathered for it. Both are
+//! filled by an [`Exchange`], and gradients come back through its adjoint. Every rank works this out for all ranks alike, so
+//! that sender and receiver agree without a word.
+
+use convoy_net::{AXES, Axis, Edge, LayerId, Network, Region, Shape};
+use convoy_split::{Exchange, Strategy, read};
+
+/// One form in which ranks have a tensor.
+#[derive(Clone, Debug)]
+pub struct Holding {
+    /// The layers that read it, with the input's position.
+    pub consumers: Vec<(LayerId, usize)>,
+    /// Per rank, the region that is read, padding included; for the owner's holding also what is owned.
+    pub needed: Vec<Region>,
+    /// Along which axes what lies beyond the end is the other end.
+    pub periodic: [bool; AXES],
+    /// What must travel to fill it.
+    pub exchange: Exchange,
+}
+
+impl Holding {
+    /// Per rank: the part of `needed` whose gradient consumers compute. What lies beyond a zero edge has none.
+    pub fn gradient_region(&self, rank: usize, shape: Shape) -> Region {
+        let mut region = self.needed[rank];
+        for a in 0..AXES {
+            if !self.periodic[a] {
+                region.start[a] = region.start[a].max(0);
+                region.end[a] = region.end[a].min(shape.0[a] as isize);
+            }
+        }
+        if region.is_empty() { Region::EMPTY } else { region }
+    }
+}
+
+/// All holdings of a tensor; the first is the owner's.
+pub fn holdings(
+    network: &Network,
+    shapes: &[Shape],
+    strategy: &Strategy,
+    owned: &[Vec<Region>],
+    tensor: LayerId,
+) -> Vec<Holding> {
+    let ranks = strategy.ranks;
+    let (own, shape) = (&owned[tensor.0], shapes[tensor.0]);
+    let first =
+        Holding { consumers: vec![], needed: own.clone(), periodic: [false; AXES], exchange: Exchange::default() };
+    let mut all = vec![first];
+    let mut periodic_so_far = None;
+    for (c, layer) in network.layers.iter().enumerate() {
+        for (position, input) in layer.inputs.iter().enumerate() {
+            if *input != tensor {
+                continue;
+            }
+            let inputs = network.input_shapes(LayerId(c), shapes);
+            let maps = layer.kind.operation().maps(&inputs, shapes[c], position);
+            let periodic = maps.map(|m| m.edge() == Edge::Periodic);
+            let reads: Vec<Region> = (0..ranks)
+                .map(|q| {
+                    without_margins_of_channels(read(&layer.kind, &inputs, shapes[c], position, &owned[c][q]), shape)
+                })
+                .collect();
+            // A network's input is loaded from data, by everyone as needed: it is always near.
+            let is_input = network.layers[tensor.0].inputs.is_empty();
+            let near = is_input || (0..ranks).all(|q| is_near(&own[q], &reads[q]));
+            let same_edges = *periodic_so_far.get_or_insert(periodic) == periodic;
+            let consumer = (LayerId(c), position);
+            if near && same_edges {
+                let holding = &mut all[0];
+                holding.consumers.push(consumer);
+                holding.periodic = periodic;
+                holding.needed.iter_mut().zip(&reads).for_each(|(n, r)| *n = n.hull(r));
+            } else if let Some(same) = all[1..].iter_mut().find(|h| h.needed == reads && h.periodic == periodic) {
+                same.consumers.push(consumer);
+            } else {
+                let exchange = Exchange::between(own, &reads, shape, periodic);
+                all.push(Holding { consumers: vec![consumer], needed: reads, periodic, exchange });
+            }
+        }
+    }
+    all[0].exchange = Exchange::between(own, &all[0].needed, shape, all[0].periodic).without_stays();
+    all
+}
+
+/// Margins are a matter of space: what a layer reads beyond the first or last channel is not stored.
+fn without_margins_of_channels(region: Region, shape: Shape) -> Region {
+    let (start, end) = region.range(Axis::Channel);
+    region.with(Axis::Channel, start.max(0), end.min(shape.channels() as isize))
+}
+
+/// Whether a region can be read from the owned one with margins in space: same samples, same channels.
+fn is_near(own: &Region, read: &Region) -> bool {
+    let same = |axis: Axis| own.range(axis) == read.range(axis);
+    read.is_empty() || (same(Axis::Sample) && same(Axis::Channel))
+}

@@ -1,0 +1,721 @@
+//! Lowering: from a network and a strategy to what one rank does in a step.
+//!
+//! Ops are written down in an order in which they could run one after the other: every layer forward (fill its inputs'
+//! margins, compute), the loss, every layer backward (complete the output's gradient, compute, sum over ranks, update). What
+//! may run side by side is found afterwards, from what the ops touch.
+
+use crate::depend::depend;
+use crate::holding::{Holding, holdings};
+use crate::memory::MemoryPlan;
+use crate::prioritise::prioritise;
+use crate::program::*;
+use convoy_kernels::fast::{self, Fast};
+use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
+use convoy_net::{Axis, Error, LayerId, Network, Region, Role, Shape};
+use convoy_split::{Exchange, Rank, Strategy, reached};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What a program is made for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// The global batch.
+    pub batch: usize,
+    pub mode: Mode,
+    /// Into how many groups of samples sums over the batch are cut.
+    pub leaves: usize,
+    /// Which fast algorithm 3x3 convolutions may use.
+    pub winograd: Winograd,
+    /// How parameters are updated, in training.
+    pub update: Update,
+}
+
+/// The program of one rank. The network must be verified and the strategy must fit it.
+pub fn lower(network: &Network, strategy: &Strategy, rank: Rank, options: &Options) -> Result<Program, Error> {
+    let shapes = network.shapes(options.batch)?;
+    let mut builder = Builder::new(network, strategy, rank, *options, &shapes);
+    builder.forward();
+    builder.loss();
+    if options.mode == Mode::Train {
+        builder.backward();
+    }
+    Ok(builder.finish())
+}
+
+/// Writes ops down. What is not about this rank is equal on all ranks.
+pub(crate) struct Builder<'a> {
+    pub strategy: &'a Strategy,
+    pub rank: Rank,
+    pub buffers: Vec<Buffer>,
+    network: &'a Network,
+    options: Options,
+    shapes: &'a [Shape],
+    ops: Vec<Op>,
+    /// By layer and rank: the region of the layer's output that the rank owns.
+    owned: Vec<Vec<Region>>,
+    /// By layer: the forms in which ranks have its output.
+    holdings: Vec<Vec<Holding>>,
+    /// By layer: whether its output's gradient is wanted.
+    wants_gradient: Vec<bool>,
+    geometries: Vec<Option<Arc<Geometry>>>,
+    found: HashMap<What, BufferId>,
+    /// Gradients that hold something already: the next consumer adds.
+    begun: HashMap<What, ()>,
+    images: Region,
+}
+
+impl<'a> Builder<'a> {
+    fn new(
+        network: &'a Network,
+        strategy: &'a Strategy,
+        rank: Rank,
+        options: Options,
+        shapes: &'a [Shape],
+    ) -> Builder<'a> {
+        let placements = strategy.placements.iter();
+        let owned: Vec<Vec<Region>> =
+            placements.zip(shapes).map(|(p, shape)| p.owned(*shape, strategy.ranks)).collect();
+        let layers = (0..network.layers.len()).map(LayerId);
+        let holdings = layers.map(|l| holdings(network, shapes, strategy, &owned, l)).collect();
+        let wanted = network.wanted_gradients(shapes).into_iter();
+        let wants_gradient = wanted.map(|wanted| wanted && options.mode == Mode::Train).collect();
+        Builder {
+            strategy,
+            rank,
+            buffers: vec![],
+            network,
+            options,
+            shapes,
+            ops: vec![],
+            owned,
+            holdings,
+            wants_gradient,
+            geometries: vec![None; network.layers.len()],
+            found: HashMap::new(),
+            begun: HashMap::new(),
+            images: Region::EMPTY,
+        }
+    }
+
+    fn own(&self, layer: LayerId) -> Region {
+        self.owned[layer.0][self.rank.0]
+    }
+
+    /// A buffer of a step, or the one there is for `what`.
+    pub fn buffer(&mut self, what: What, bytes: usize) -> BufferId {
+        self.buffer_with(what, bytes, Home::Step, None)
+    }
+
+    fn buffer_with(&mut self, what: What, bytes: usize, home: Home, layout: Option<Layout>) -> BufferId {
+        if let Some(&found) = self.found.get(&what) {
+            debug_assert_eq!(self.buffers[found.0].bytes, bytes, "bug: {what:?} has two sizes");
+            return found;
+        }
+        let id = BufferId(self.buffers.len());
+        self.buffers.push(Buffer { what, bytes, home, layout });
+        // Messages and parts of sums are nobody's in particular: each is new.
+        if !matches!(what, What::Message | What::Parts) {
+            self.found.insert(what, id);
+        }
+        id
+    }
+
+    fn tensor_buffer(&mut self, what: What, layout: &Layout) -> BufferId {
+        self.buffer_with(what, layout.len * 4, Home::Step, Some(layout.clone()))
+    }
+
+    /// Writes an op down; what it touches follows from what it does.
+    pub fn push(&mut self, action: Action) {
+        let accesses = self.accesses(&action);
+        let (tiles, scratch, seconds) = match &action {
+            Action::Compute { stage, .. } | Action::Update { stage, .. } => {
+                (stage.tiles, stage.scratch, seconds(&stage.work))
+            }
+            Action::Copy { region, .. } | Action::Load { region, .. } => {
+                (region.size(Axis::Sample), 0, memory_seconds(region.len() * 8))
+            }
+            Action::Clear { target, keep } => {
+                let all = whole(&self.buffers[target.0]);
+                (all.size(Axis::Sample), 0, memory_seconds((all.len() - all.intersect(keep).len()) * 4))
+            }
+            Action::Fold { partial, .. } => (1, 0, memory_seconds(self.buffers[partial.0].bytes)),
+            Action::Combine { into, parts, .. } => {
+                (into.bytes.len().div_ceil(1 << 16), 0, memory_seconds(into.bytes.len() * parts.len()))
+            }
+            Action::LoadTarget { target } => (1, 0, memory_seconds(self.buffers[target.0].bytes)),
+            Action::Send { .. } | Action::Receive { .. } => (1, 0, 1e-6),
+        };
+        if tiles > 0 {
+            self.ops.push(Op { action, accesses, after: vec![], tiles, scratch, seconds, remaining: 0.0 });
+        }
+    }
+
+    fn accesses(&self, action: &Action) -> Vec<Access> {
+        let all = |buffer: BufferId, writes| Access { buffer, region: whole(&self.buffers[buffer.0]), writes };
+        let part = |p: &Part, writes| {
+            let (start, end) = (p.bytes.start as isize, p.bytes.end as isize);
+            // Messages are tensors in a layout of their own, and travel whole.
+            let flat = self.buffers[p.buffer.0].layout.is_none();
+            let region =
+                if flat { Region::flat(0).with(Axis::Width, start, end) } else { whole(&self.buffers[p.buffer.0]) };
+            Access { buffer: p.buffer, region, writes }
+        };
+        match action {
+            Action::Load { target, region } => vec![Access { buffer: *target, region: *region, writes: true }],
+            Action::LoadTarget { target } => vec![all(*target, true)],
+            Action::Compute { subject, geometry, stage, operands } => {
+                operands.iter().map(|(o, b)| self.touched(*subject, geometry, stage, *o, *b)).collect()
+            }
+            Action::Update { stage, operands, .. } => {
+                operands.iter().map(|(o, b)| all(*b, stage.writes.contains(o))).collect()
+            }
+            Action::Fold { partial, sum, .. } => vec![all(*partial, false), all(*sum, true)],
+            Action::Clear { target, keep } => outside(&whole(&self.buffers[target.0]), keep)
+                .into_iter()
+                .map(|region| Access { buffer: *target, region, writes: true })
+                .collect(),
+            Action::Copy { source, target, region, shift, .. } => vec![
+                Access { buffer: *source, region: *region, writes: false },
+                Access { buffer: *target, region: region.shifted(*shift), writes: true },
+            ],
+            Action::Send { from, .. } => vec![part(from, false)],
+            Action::Receive { into, .. } => vec![part(into, true)],
+            Action::Combine { parts, into, .. } => {
+                parts.iter().flatten().map(|p| part(p, false)).chain([part(into, true)]).collect()
+            }
+        }
+    }
+
+    /// The region of an operand that a stage touches.
+    fn touched(&self, subject: Subject, g: &Geometry, stage: &Stage, operand: Operand, buffer: BufferId) -> Access {
+        let all = whole(&self.buffers[buffer.0]);
+        let region = match (operand, subject) {
+            (Operand::Input(i), Subject::Layer(l)) => {
+                let inputs: Vec<Shape> = g.inputs.iter().map(|t| t.shape).collect();
+                let kind = &self.network.layers[l.0].kind;
+                convoy_split::read(kind, &inputs, g.output.shape, i, &g.region).intersect(&all)
+            }
+            (Operand::Input(_), _) | (Operand::Output, _) => g.region,
+            // An input's gradient reads the output's gradient with its margins.
+            (Operand::OutputGradient, _) if !matches!(stage.pass, Pass::InputGradient(_)) => g.region,
+            (Operand::InputGradient(i), _) => g.input_gradients[i].as_ref().expect("bug: an unwanted gradient").1,
+            _ => all,
+        };
+        Access { buffer, region, writes: stage.writes.contains(&operand) }
+    }
+
+    fn forward(&mut self) {
+        for l in (0..self.network.layers.len()).map(LayerId) {
+            self.make_holdings(l);
+            if self.network.layers[l.0].inputs.is_empty() {
+                let stored = self.layout(What::Tensor(l, 0)).stored;
+                self.images = stored.intersect(&Region::whole(self.shapes[l.0]));
+                if !self.images.is_empty() {
+                    self.push(Action::Load { target: self.found[&What::Tensor(l, 0)], region: self.images });
+                }
+            } else {
+                let geometry = Arc::new(self.geometry(l));
+                self.geometries[l.0] = Some(geometry.clone());
+                if !geometry.region.is_empty() {
+                    let twin = fast::twin(&self.network.layers[l.0].kind);
+                    self.stages(Subject::Layer(l), twin.forward(&geometry), &geometry);
+                } else {
+                    self.stand_in(l, false);
+                }
+            }
+            self.fill(l);
+        }
+    }
+
+    /// Lays out every form in which this rank has a tensor, and its gradient.
+    fn make_holdings(&mut self, l: LayerId) {
+        let own = self.own(l);
+        let is_input = self.network.layers[l.0].inputs.is_empty();
+        for k in 0..self.holdings[l.0].len() {
+            let mut stored = own_or_nothing(k, own).hull(&self.holdings[l.0][k].needed[self.rank.0]);
+            stored = or_no_samples(stored, self.shapes[l.0]);
+            let layout = if is_input { Layout::image(stored) } else { Layout::blocked(stored) };
+            self.tensor_buffer(What::Tensor(l, k), &layout);
+            if self.wants_gradient[l.0] {
+                let mut stored = own_or_nothing(k, own);
+                stored = stored.hull(&self.holdings[l.0][k].gradient_region(self.rank.0, self.shapes[l.0]));
+                if k == 0 {
+                    stored = stored.hull(&self.gradient_margin(l));
+                }
+                self.tensor_buffer(What::Gradient(l, k), &Layout::blocked(or_no_samples(stored, self.shapes[l.0])));
+            }
+        }
+    }
+
+    /// How far around what this rank owns the gradients of a layer's inputs look at its output's gradient.
+    fn gradient_margin(&self, l: LayerId) -> Region {
+        let inputs = self.network.input_shapes(l, self.shapes);
+        let layer = &self.network.layers[l.0];
+        let mut margin = Region::EMPTY;
+        if self.own(l).is_empty() {
+            return margin;
+        }
+        for (i, input) in layer.inputs.iter().enumerate() {
+            if self.wants_gradient[input.0] {
+                let (_, holding) = self.holding_of(*input, l, i);
+                let wanted = holding.gradient_region(self.rank.0, self.shapes[input.0]);
+                let mut reached = reached(&layer.kind, &inputs, self.shapes[l.0], i, &wanted);
+                // Samples and channels have no margins.
+                for axis in [Axis::Sample, Axis::Channel] {
+                    let (start, end) = self.own(l).range(axis);
+                    reached = reached.with(axis, start, end);
+                }
+                margin = margin.hull(&reached);
+            }
+        }
+        margin
+    }
+
+    /// The form in which a consumer reads a tensor.
+    fn holding_of(&self, tensor: LayerId, consumer: LayerId, position: usize) -> (usize, &Holding) {
+        let all = self.holdings[tensor.0].iter().enumerate();
+        let mut found = all.filter(|(_, h)| h.consumers.contains(&(consumer, position)));
+        found.next().expect("bug: a consumer without a holding")
+    }
+
+    fn layout(&self, what: What) -> &Layout {
+        let buffer = &self.buffers[self.found[&what].0];
+        buffer.layout.as_ref().expect("bug: tensors have layouts")
+    }
+
+    fn geometry(&self, l: LayerId) -> Geometry {
+        let layer = &self.network.layers[l.0];
+        let mut inputs = vec![];
+        let mut input_gradients = vec![];
+        for (i, input) in layer.inputs.iter().enumerate() {
+            let (k, holding) = self.holding_of(*input, l, i);
+            let shape = self.shapes[input.0];
+            inputs.push(Tensor { shape, layout: self.layout(What::Tensor(*input, k)).clone() });
+            let gradient = self.wants_gradient[input.0].then(|| {
+                let region = or_no_samples(holding.gradient_region(self.rank.0, shape), shape);
+                (self.layout(What::Gradient(*input, k)).clone(), region)
+            });
+            input_gradients.push(gradient);
+        }
+        Geometry {
+            layer: l.0,
+            mode: self.options.mode,
+            leaves: self.options.leaves,
+            winograd: self.options.winograd,
+            accumulate: vec![false; inputs.len()],
+            inputs,
+            output: Tensor { shape: self.shapes[l.0], layout: self.layout(What::Tensor(l, 0)).clone() },
+            region: self.own(l),
+            output_gradient: self.wants_gradient[l.0].then(|| self.layout(What::Gradient(l, 0)).clone()),
+            input_gradients,
+        }
+    }
+
+    /// Margins and halos of everything that will read a tensor.
+    fn fill(&mut self, l: LayerId) {
+        let inside = Region::whole(self.shapes[l.0]);
+        let is_input = self.network.layers[l.0].inputs.is_empty();
+        for k in 0..self.holdings[l.0].len() {
+            let target = self.found[&What::Tensor(l, k)];
+            self.clear(target, inside);
+            let mut exchange = self.holdings[l.0][k].exchange.clone();
+            if is_input && k == 0 {
+                // Halos of images were loaded; only wrapping is left.
+                exchange.transfers.retain(|t| t.shift != [0; 5]);
+            }
+            self.exchange(
+                &exchange,
+                What::Tensor(l, 0),
+                What::Tensor(l, k),
+                false,
+                (l.0 as u64) << 16 | (k as u64) << 12,
+            );
+        }
+    }
+
+    fn clear(&mut self, target: BufferId, keep: Region) {
+        let all = whole(&self.buffers[target.0]);
+        if !all.is_empty() && !keep.contains(&all) {
+            self.push(Action::Clear { target, keep });
+        }
+    }
+
+    /// Moves regions from the holding `from` of the sources to `to` of the targets.
+    fn exchange(&mut self, exchange: &Exchange, from: What, to: What, add: bool, subject: u64) {
+        let me = self.rank;
+        for (i, t) in exchange.transfers.iter().enumerate() {
+            let tag = 2 << 60 | (add as u64) << 56 | subject << 20 | i as u64;
+            if t.source == me && t.target == me {
+                let (source, target) = (self.found[&from], self.found[&to]);
+                self.push(Action::Copy { source, target, region: t.region, shift: t.shift, add });
+            } else if t.source == me {
+                let (message, part) = self.message(self.found[&from], t.region);
+                self.push(Action::Copy {
+                    source: self.found[&from],
+                    target: message,
+                    region: t.region,
+                    shift: [0; 5],
+                    add: false,
+                });
+                self.send(part, t.target, tag);
+            }
+        }
+        for (i, t) in exchange.transfers.iter().enumerate() {
+            let tag = 2 << 60 | (add as u64) << 56 | subject << 20 | i as u64;
+            if t.target == me && t.source != me {
+                let (message, part) = self.message(self.found[&to], t.region);
+                self.receive(part, t.source, tag);
+                self.push(Action::Copy {
+                    source: message,
+                    target: self.found[&to],
+                    region: t.region,
+                    shift: t.shift,
+                    add,
+                });
+            }
+        }
+    }
+
+    /// A message for a region, in blocks like those of `like`.
+    fn message(&mut self, like: BufferId, region: Region) -> (BufferId, Part) {
+        let narrow = self.buffers[like.0].layout.as_ref().is_some_and(|l| l.block < convoy_kernels::BLOCK);
+        let layout = if narrow { Layout::image(region) } else { Layout::blocked(region) };
+        let buffer = self.tensor_buffer(What::Message, &layout);
+        (buffer, Part { buffer, bytes: 0..layout.len * 4 })
+    }
+
+    /// Writes down stages with their operands; folds and reduces partial sums as they are made.
+    fn stages(&mut self, subject: Subject, stages: Vec<Stage>, geometry: &Arc<Geometry>) {
+        for stage in stages {
+            self.make(subject, &stage, geometry.region.size(Axis::Sample));
+            let mut used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
+            used.sort();
+            used.dedup();
+            let operands = used.into_iter().map(|o| (o, self.operand(subject, o))).collect();
+            let sums: Vec<Make> = stage.makes.clone();
+            self.push(Action::Compute { subject, geometry: geometry.clone(), stage, operands });
+            self.fold(subject, &sums, geometry.region);
+        }
+    }
+
+    fn make(&mut self, subject: Subject, stage: &Stage, samples: usize) {
+        for make in &stage.makes {
+            match *make {
+                Make::Internal { number, bytes } => self.buffer(What::Internal(subject, number), bytes),
+                Make::Partial { number, strips, columns } => {
+                    self.buffer(What::Sum(subject, number), columns * 8);
+                    self.buffer(What::Partial(subject, number), samples * strips * columns * 8)
+                }
+            };
+        }
+    }
+
+    /// Partial sums over this rank's samples into one, then over all ranks.
+    fn fold(&mut self, subject: Subject, makes: &[Make], region: Region) {
+        for make in makes {
+            if let Make::Partial { number, strips, columns } = *make {
+                let sum = self.buffer(What::Sum(subject, number), columns * 8);
+                let partial = self.found[&What::Partial(subject, number)];
+                let samples = region.start[0] as usize..region.end[0] as usize;
+                let (batch, leaves) = (self.options.batch, self.options.leaves);
+                self.push(Action::Fold { partial, sum, samples, batch, leaves, strips });
+                self.reduce_sum(subject, number, sum);
+            }
+        }
+    }
+
+    fn reduce_sum(&mut self, subject: Subject, number: usize, sum: BufferId) {
+        let layer = match subject {
+            Subject::Layer(l) | Subject::Update(l, _) => l,
+            Subject::Loss => self.network.output(),
+        };
+        let has_part: Vec<bool> = self.owned[layer.0].iter().map(|r| !r.is_empty()).collect();
+        let loss = matches!(subject, Subject::Loss) as u64;
+        self.reduce(sum, Number::Double, &has_part, (layer.0 as u64) << 12 | loss << 11 | 1 << 10 | number as u64);
+    }
+
+    /// What a rank without a part of a layer still does: take part in the sums that others need.
+    fn stand_in(&mut self, l: LayerId, backward: bool) {
+        let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
+        let twin = fast::twin(&self.network.layers[l.0].kind);
+        let stages = if backward { twin.backward(&geometry) } else { twin.forward(&geometry) };
+        for stage in stages {
+            for make in &stage.makes {
+                if let Make::Partial { number, columns, .. } = *make {
+                    let sum = self.buffer(What::Sum(Subject::Layer(l), number), columns * 8);
+                    self.reduce_sum(Subject::Layer(l), number, sum);
+                }
+            }
+            // Stages that only turn sums into parameters, or into their gradients, run everywhere: parameters stay alike.
+            if stage.reads.iter().any(|o| matches!(o, Operand::Sum(_))) && !touches_tensors(&stage) {
+                self.make(Subject::Layer(l), &stage, 0);
+                let used = stage.reads.iter().chain(&stage.writes);
+                let operands = used.map(|o| (*o, self.operand(Subject::Layer(l), *o))).collect();
+                self.push(Action::Compute { subject: Subject::Layer(l), geometry: geometry.clone(), stage, operands });
+            }
+        }
+    }
+
+    fn operand(&mut self, subject: Subject, operand: Operand) -> BufferId {
+        let (l, inputs) = match subject {
+            Subject::Layer(l) => (l, self.network.layers[l.0].inputs.clone()),
+            // The loss reads the network's output where it is owned.
+            Subject::Loss => (self.network.output(), vec![self.network.output()]),
+            Subject::Update(l, _) => (l, vec![]),
+        };
+        let holding = |b: &Builder, i: usize| match subject {
+            Subject::Layer(l) => b.holding_of(inputs[i], l, i).0,
+            _ => 0,
+        };
+        match operand {
+            Operand::Input(i) => self.found[&What::Tensor(inputs[i], holding(self, i))],
+            Operand::Output => self.found[&What::Tensor(l, 0)],
+            Operand::OutputGradient => self.found[&What::Gradient(l, 0)],
+            Operand::InputGradient(i) => self.found[&What::Gradient(inputs[i], holding(self, i))],
+            Operand::Parameter(p) => self.parameter(What::Parameter(l, p), l, p, Home::Kept),
+            Operand::ParameterGradient(p) => self.parameter(What::ParameterGradient(l, p), l, p, Home::Step),
+            Operand::Internal(k) => self.found[&What::Internal(subject, k)],
+            Operand::Partial(k) => self.found[&What::Partial(subject, k)],
+            Operand::Sum(k) => self.found[&What::Sum(subject, k)],
+            Operand::Target => self.target(),
+            Operand::State(_) => unreachable!("bug: only updates have states"),
+        }
+    }
+
+    fn parameter(&mut self, what: What, l: LayerId, p: usize, home: Home) -> BufferId {
+        let geometry = self.geometries[l.0].clone().expect("bug: parameters of a layer without a geometry");
+        let len = fast::twin(&self.network.layers[l.0].kind).packing(p, &geometry).len;
+        self.buffer_with(what, len * 4, home, None)
+    }
+
+    fn target(&mut self) -> BufferId {
+        let bytes = self.targets() * 4;
+        self.buffer(What::Target, bytes)
+    }
+
+    /// Floats of targets for what this rank owns of the output.
+    fn targets(&self) -> usize {
+        let own = self.own(self.network.output());
+        if self.network.loss.takes_labels() { own.size(Axis::Sample) * own.shape().points() } else { own.len() }
+    }
+
+    /// How the loss reads the network's output.
+    fn loss_geometry(&self) -> Geometry {
+        let l = self.network.output();
+        let output = Tensor { shape: self.shapes[l.0], layout: self.layout(What::Tensor(l, 0)).clone() };
+        let own = self.own(l);
+        let gradient = self.wants_gradient[l.0].then(|| (self.layout(What::Gradient(l, 0)).clone(), own));
+        Geometry {
+            layer: self.network.layers.len(),
+            mode: self.options.mode,
+            leaves: self.options.leaves,
+            winograd: self.options.winograd,
+            inputs: vec![output.clone()],
+            output,
+            region: own,
+            output_gradient: None,
+            input_gradients: vec![gradient],
+            accumulate: vec![false],
+        }
+    }
+
+    fn loss(&mut self) {
+        let geometry = Arc::new(self.loss_geometry());
+        let loss = self.network.loss;
+        if geometry.region.is_empty() {
+            for stage in loss.forward(&geometry) {
+                for make in &stage.makes {
+                    if let Make::Partial { number, columns, .. } = *make {
+                        let sum = self.buffer(What::Sum(Subject::Loss, number), columns * 8);
+                        self.reduce_sum(Subject::Loss, number, sum);
+                    }
+                }
+            }
+            return;
+        }
+        let target = self.target();
+        self.push(Action::LoadTarget { target });
+        self.stages(Subject::Loss, loss.forward(&geometry), &geometry);
+        if self.wants_gradient[self.network.output().0] {
+            self.stages(Subject::Loss, loss.backward(&geometry), &geometry);
+            self.begun.insert(What::Gradient(self.network.output(), 0), ());
+        }
+    }
+
+    fn backward(&mut self) {
+        for l in (1..self.network.layers.len()).rev().map(LayerId) {
+            if !self.wants_gradient[l.0] {
+                continue;
+            }
+            self.complete_gradient(l);
+            if self.own(l).is_empty() {
+                self.stand_in(l, true);
+            } else {
+                self.layer_backward(l);
+            }
+            self.update(l);
+        }
+    }
+
+    /// Brings home what consumers elsewhere added to a tensor's gradient, and clears its margins.
+    fn complete_gradient(&mut self, l: LayerId) {
+        for k in 0..self.holdings[l.0].len() {
+            // Nobody here wrote it, but others may send or expect parts of it.
+            if !self.begun.contains_key(&What::Gradient(l, k)) {
+                let target = self.found[&What::Gradient(l, k)];
+                self.clear(target, Region::EMPTY);
+            }
+        }
+        for k in 0..self.holdings[l.0].len() {
+            let back = self.holdings[l.0][k].exchange.adjoint();
+            let subject = (l.0 as u64) << 16 | (k as u64) << 12;
+            self.exchange(&back, What::Gradient(l, k), What::Gradient(l, 0), true, subject);
+        }
+        let target = self.found[&What::Gradient(l, 0)];
+        self.clear(target, self.own(l));
+    }
+
+    fn layer_backward(&mut self, l: LayerId) {
+        let mut geometry = Geometry::clone(self.geometries[l.0].as_ref().expect("bug: no geometry"));
+        for (i, input) in self.network.layers[l.0].inputs.iter().enumerate() {
+            if self.wants_gradient[input.0] {
+                let what = What::Gradient(*input, self.holding_of(*input, l, i).0);
+                geometry.accumulate[i] = self.begun.insert(what, ()).is_some();
+            }
+        }
+        let geometry = Arc::new(geometry);
+        let stages = fast::twin(&self.network.layers[l.0].kind).backward(&geometry);
+        self.stages(Subject::Layer(l), stages, &geometry);
+    }
+
+    /// Sums a layer's parameter gradients over ranks and lets the optimizer have them.
+    fn update(&mut self, l: LayerId) {
+        let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
+        let twin = fast::twin(&self.network.layers[l.0].kind);
+        let backward = twin.backward(&geometry);
+        let has_part: Vec<bool> = self.owned[l.0].iter().map(|r| !r.is_empty()).collect();
+        for (p, parameter) in self.network.parameters(l, self.shapes).iter().enumerate() {
+            if parameter.role != Role::Trained {
+                continue;
+            }
+            let gradient = self.operand(Subject::Layer(l), Operand::ParameterGradient(p));
+            let makes_it = |s: &&Stage| s.writes.contains(&Operand::ParameterGradient(p));
+            // What was derived from sums over the global batch is whole already.
+            let whole =
+                backward.iter().find(makes_it).is_some_and(|s| s.reads.iter().any(|o| matches!(o, Operand::Sum(_))));
+            if !whole {
+                self.reduce(gradient, Number::Single, &has_part, (l.0 as u64) << 12 | p as u64);
+            }
+            let update = self.options.update;
+            let len = self.buffers[gradient.0].bytes / 4;
+            for stage in update.stages(len) {
+                let subject = Subject::Update(l, p);
+                self.make(subject, &stage, 1);
+                let used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
+                let mut operands: Vec<(Operand, BufferId)> =
+                    used.into_iter().map(|o| (o, self.update_operand(l, p, o, len))).collect();
+                operands.sort();
+                operands.dedup();
+                let makes = stage.makes.clone();
+                self.push(Action::Update { layer: l, parameter: p, update, len, stage, operands });
+                for make in &makes {
+                    if let Make::Partial { number, strips, columns } = *make {
+                        let sum = self.buffer(What::Sum(subject, number), columns * 8);
+                        let partial = self.found[&What::Partial(subject, number)];
+                        self.push(Action::Fold { partial, sum, samples: 0..1, batch: 1, leaves: 1, strips });
+                    }
+                }
+            }
+        }
+    }
+
+    fn update_operand(&mut self, l: LayerId, p: usize, operand: Operand, len: usize) -> BufferId {
+        match operand {
+            Operand::Parameter(0) => self.operand(Subject::Layer(l), Operand::Parameter(p)),
+            Operand::ParameterGradient(0) => self.operand(Subject::Layer(l), Operand::ParameterGradient(p)),
+            Operand::State(k) => self.buffer_with(What::State(l, p, k), len * 4, Home::Kept, None),
+            other => self.operand(Subject::Update(l, p), other),
+        }
+    }
+
+    fn finish(mut self) -> Program {
+        // Running statistics are written without ever being read in training; they exist all the same.
+        for l in (0..self.network.layers.len()).map(LayerId) {
+            for p in 0..self.network.parameters(l, self.shapes).len() {
+                self.parameter(What::Parameter(l, p), l, p, Home::Kept);
+            }
+        }
+        let measured = self.found[&What::Sum(Subject::Loss, 0)];
+        let output = self.found[&What::Tensor(self.network.output(), 0)];
+        let (owned, targets) = (self.own(self.network.output()), self.targets());
+        let mut program = Program {
+            rank: self.rank,
+            ranks: self.strategy.ranks,
+            batch: self.options.batch,
+            mode: self.options.mode,
+            buffers: self.buffers,
+            ops: self.ops,
+            memory: MemoryPlan::default(),
+            geometries: self.geometries,
+            images: self.images,
+            owned,
+            targets,
+            measured,
+            output,
+        };
+        depend(&mut program.ops, program.buffers.len());
+        let results: &[usize] = if program.mode == Mode::Evaluate { &[measured.0, output.0] } else { &[measured.0] };
+        MemoryPlan::make(&mut program, results);
+        prioritise(&mut program.ops);
+        debug_assert_eq!(program.verify(), Ok(()));
+        program
+    }
+}
+
+/// A region, or where a rank has nothing of a tensor, no samples of all its channels: they still say how parameters lie.
+fn or_no_samples(region: Region, shape: Shape) -> Region {
+    if region.is_empty() { Region::whole(shape).with(Axis::Sample, 0, 0) } else { region }
+}
+
+/// Only the owner's holding stores what is owned.
+fn own_or_nothing(holding: usize, own: Region) -> Region {
+    if holding == 0 { own } else { Region::EMPTY }
+}
+
+/// Whether a stage reads or writes activations or their gradients.
+fn touches_tensors(stage: &Stage) -> bool {
+    let mut operands = stage.reads.iter().chain(&stage.writes);
+    operands.any(|o| {
+        matches!(
+            o,
+            Operand::Input(_) | Operand::Output | Operand::OutputGradient | Operand::InputGradient(_) | Operand::Target
+        )
+    })
+}
+
+/// A region without a box inside it, as boxes.
+fn outside(all: &Region, keep: &Region) -> Vec<Region> {
+    let inner = all.intersect(keep);
+    if inner.is_empty() {
+        return vec![*all];
+    }
+    let mut boxes = vec![];
+    let mut rest = *all;
+    for axis in Axis::ALL {
+        let ((start, end), (a, b)) = (rest.range(axis), inner.range(axis));
+        boxes.push(rest.with(axis, start, a));
+        boxes.push(rest.with(axis, b, end));
+        rest = rest.with(axis, a, b);
+    }
+    boxes.retain(|r| !r.is_empty());
+    boxes
+}
+
+/// A rough guess at one core's time: only the order of ready ops depends on it.
+fn seconds(work: &Work) -> f64 {
+    (work.flops / 60e9).max(work.bytes / 12e9) + 1e-6
+}
+
+fn memory_seconds(bytes: usize) -> f64 {
+    seconds(&Work { flops: 0.0, bytes: bytes as f64 })
+}

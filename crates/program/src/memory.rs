@@ -1,0 +1,163 @@
+//! The memory plan: which bytes each buffer of a step has, and when.
+//!
+//! Buffers whose uses do not overlap in the written order share bytes. So that this is safe in *every* legal schedule, and not
+//! only in that order, the first ops that touch the later buffer are made to wait for the last ops that touch the earlier one.
+//!
+//! Always true
+//! - Two buffers that share bytes are never in use at the same time, whatever the schedule ([`MemoryPlan::verify`]).
+//! - The peak is a number: `step_bytes`.
+
+use crate::program::{Bits, Home, OpId, Program};
+
+/// Where each buffer of a step lies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Per buffer, the offset of its first byte; kept buffers have none.
+    pub offsets: Vec<Option<usize>>,
+    /// Bytes of all buffers of a step together.
+    pub step_bytes: usize,
+}
+
+/// Buffers start on cache lines.
+const ALIGN: usize = 64;
+
+/// The ops that touch a buffer: first and last in the written order, and all as bits.
+struct Use {
+    first: usize,
+    last: usize,
+    ops: Vec<usize>,
+}
+
+impl MemoryPlan {
+    /// Lays out the buffers of a step and adds to the ops the dependencies that make sharing safe. Buffers in `to_the_end`
+    /// keep their bytes until the step is over.
+    pub fn make(program: &mut Program, to_the_end: &[usize]) {
+        let uses = uses(program);
+        let mut offsets: Vec<Option<usize>> = vec![None; program.buffers.len()];
+        let in_step = |b: usize| program.buffers[b].home == Home::Step && !uses[b].ops.is_empty();
+        let size = |b: usize| program.buffers[b].bytes.next_multiple_of(ALIGN);
+        let last = |b: usize| if to_the_end.contains(&b) { usize::MAX } else { uses[b].last };
+        // Large buffers first, each at the lowest place that is free while it is used.
+        let mut order: Vec<usize> = (0..program.buffers.len()).filter(|&b| in_step(b)).collect();
+        order.sort_by_key(|&b| (std::cmp::Reverse(size(b)), uses[b].first, b));
+        let mut placed: Vec<(usize, usize, usize)> = vec![];
+        let mut step_bytes = 0;
+        for b in order {
+            // Placed buffers in use at the same time, by offset.
+            let mut offset = 0;
+            for &(start, end, other) in &placed {
+                let together = uses[b].first <= last(other) && uses[other].first <= last(b);
+                if together {
+                    if start >= offset + size(b) {
+                        break;
+                    }
+                    offset = offset.max(end);
+                }
+            }
+            offsets[b] = Some(offset);
+            step_bytes = step_bytes.max(offset + size(b));
+            let entry = (offset, offset + size(b), b);
+            placed.insert(placed.partition_point(|p| *p < entry), entry);
+        }
+        order_sharers(program, &uses, &placed);
+        program.memory = MemoryPlan { offsets, step_bytes };
+    }
+
+    /// Checks that buffers which share bytes are never in use at the same time.
+    pub fn verify(&self, program: &Program) -> Result<(), String> {
+        let uses = uses(program);
+        let ancestors = program.ancestors();
+        let range = |b: usize| self.offsets[b].map(|o| o..o + program.buffers[b].bytes);
+        for b in 0..program.buffers.len() {
+            let Some(bytes) = range(b) else {
+                if program.buffers[b].home == Home::Step && !uses[b].ops.is_empty() {
+                    return Err(format!("{:?} has no memory", program.buffers[b].what));
+                }
+                continue;
+            };
+            if bytes.end > self.step_bytes {
+                return Err(format!("{:?} ends at byte {} of {}", program.buffers[b].what, bytes.end, self.step_bytes));
+            }
+            for a in 0..b {
+                let Some(other) = range(a) else { continue };
+                if other.start >= bytes.end || bytes.start >= other.end {
+                    continue;
+                }
+                let before = |x: usize, y: usize| {
+                    uses[y].ops.iter().all(|&j| uses[x].ops.iter().all(|&i| i != j && ancestors[j].get(i)))
+                };
+                if !before(a, b) && !before(b, a) {
+                    let (a, b) = (program.buffers[a].what, program.buffers[b].what);
+                    return Err(format!("{a:?} and {b:?} share bytes and may be in use together"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn uses(program: &Program) -> Vec<Use> {
+    let mut uses: Vec<Use> = program.buffers.iter().map(|_| Use { first: usize::MAX, last: 0, ops: vec![] }).collect();
+    for (i, op) in program.ops.iter().enumerate() {
+        for access in &op.accesses {
+            let u = &mut uses[access.buffer.0];
+            u.first = u.first.min(i);
+            u.last = i;
+            if u.ops.last() != Some(&i) {
+                u.ops.push(i);
+            }
+        }
+    }
+    uses
+}
+
+/// Makes the first ops that touch a buffer wait for the last ones of every earlier buffer with bytes in common.
+fn order_sharers(program: &mut Program, uses: &[Use], placed: &[(usize, usize, usize)]) {
+    let count = program.ops.len();
+    let mut earlier: Vec<Vec<usize>> = vec![vec![]; program.buffers.len()];
+    for (i, &(_, end, a)) in placed.iter().enumerate() {
+        for &(start, _, b) in &placed[i + 1..] {
+            if start >= end {
+                break;
+            }
+            let (first, second) = if uses[a].first < uses[b].first { (a, b) } else { (b, a) };
+            earlier[second].push(first);
+        }
+    }
+    let touched: Vec<Bits> = uses
+        .iter()
+        .map(|u| {
+            let mut bits = Bits::new(count);
+            u.ops.iter().for_each(|&i| bits.set(i));
+            bits
+        })
+        .collect();
+    let mut ancestors: Vec<Bits> = Vec::with_capacity(count);
+    for i in 0..count {
+        let mut bits = Bits::new(count);
+        for before in &program.ops[i].after {
+            bits.union(&ancestors[before.0]);
+            bits.set(before.0);
+        }
+        let mut buffers: Vec<usize> = program.ops[i].accesses.iter().map(|a| a.buffer.0).collect();
+        buffers.sort_unstable();
+        buffers.dedup();
+        for b in buffers {
+            // An op that comes after another user of the buffer inherits that one's waiting.
+            if bits.meets(&touched[b]) {
+                continue;
+            }
+            for &a in &earlier[b] {
+                for &user in uses[a].ops.iter().rev() {
+                    if user < i && !bits.get(user) {
+                        program.ops[i].after.push(OpId(user));
+                        bits.union(&ancestors[user]);
+                        bits.set(user);
+                    }
+                }
+            }
+        }
+        program.ops[i].after.sort();
+        ancestors.push(bits);
+    }
+}
