@@ -1,0 +1,251 @@
+//! The engine: one rank's memory, workers and programs.
+//!
+//! Always true
+//! - The memory is what the programs planned, allocated before the first step; a step allocates nothing.
+
+use crate::memory::Memory;
+use crate::pool::Pool;
+use crate::run::Run;
+use crate::schedule::Schedule;
+use convoy_comm::Communicator;
+use convoy_kernels::fast::{self, region};
+use convoy_kernels::{Kernel, Moment, Operand, Slot};
+use convoy_net::{Network, Region};
+use convoy_program::{Action, Home, Program, Subject, What};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// In which order ready ops are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// By longest remaining path.
+    #[default]
+    LongestPath,
+    /// First in, first out: for comparison.
+    FirstIn,
+    /// Any: for tests.
+    Random(u64),
+}
+
+/// How an engine runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {
+    pub order: Order,
+    /// Fill buffers with NaN as soon as nobody will use them any more: finds uses of what is gone.
+    pub poison: bool,
+    /// Measure each op's time.
+    pub profile: bool,
+}
+
+/// Why a step did not end well.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Communication(convoy_comm::Error),
+    #[error("rank {rank} panicked in {op}: {text}")]
+    Panic { rank: usize, op: String, text: String },
+}
+
+/// What a step works on: this rank's part of the batch, dense, as the program's `images` and `owned` regions say.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    pub images: &'a [f32],
+    pub targets: &'a [f32],
+}
+
+/// A program with its kernels prepared and its operands found.
+pub struct Loaded {
+    pub program: Program,
+    pub schedule: Schedule,
+    pub kernels: Vec<Option<Box<dyn Kernel>>>,
+    pub operands: Vec<Vec<(Operand, Slot)>>,
+    pub slots: Vec<Slot>,
+    pub names: Vec<String>,
+    /// By op: the buffers of the step that it touches; by buffer: ops that have not touched it yet.
+    pub touches: Vec<Vec<usize>>,
+    pub users: Vec<AtomicU32>,
+    pub nanoseconds: Vec<AtomicU64>,
+}
+
+/// One op's share of the time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpTime {
+    pub name: String,
+    /// By place in the program.
+    pub op: usize,
+    /// Seconds of all tiles together, since profiling began.
+    pub seconds: f64,
+}
+
+/// One rank's memory, workers and programs.
+pub struct Engine {
+    kept: BTreeMap<What, Memory>,
+    arena: Memory,
+    scratch: Vec<Memory>,
+    loaded: Vec<Loaded>,
+    pool: Pool,
+    communicator: Communicator,
+    settings: Settings,
+}
+
+impl Engine {
+    /// Allocates what the programs planned and prepares their kernels.
+    pub fn new(
+        network: &Network,
+        programs: Vec<Program>,
+        workers: usize,
+        communicator: Communicator,
+        settings: Settings,
+    ) -> Engine {
+        let mut kept = BTreeMap::new();
+        for buffer in programs.iter().flat_map(|p| &p.buffers).filter(|b| b.home == Home::Kept) {
+            kept.entry(buffer.what).or_insert_with(|| Memory::zeroed(buffer.bytes));
+        }
+        let arena = Memory::zeroed(programs.iter().map(|p| p.memory.step_bytes).max().unwrap_or(0));
+        let floats = programs.iter().map(|p| p.scratch()).max().unwrap_or(0);
+        let pool = Pool::new(workers);
+        let scratch: Vec<Memory> = (0..pool.workers()).map(|_| Memory::zeroed(floats * 4)).collect();
+        let loaded = programs.into_iter().map(|p| load(network, p, &kept, &arena, settings.order)).collect();
+        Engine { kept, arena, scratch, loaded, pool, communicator, settings }
+    }
+
+    /// The programs, in the order they were given.
+    pub fn program(&self, number: usize) -> &Program {
+        &self.loaded[number].program
+    }
+
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
+    pub fn workers(&self) -> usize {
+        self.pool.workers()
+    }
+
+    /// Bytes of memory held: parameters and states, the arena, scratch.
+    pub fn bytes(&self) -> usize {
+        let scratch: usize = self.scratch.iter().map(|m| m.bytes()).sum();
+        self.kept.values().map(|m| m.bytes()).sum::<usize>() + self.arena.bytes() + scratch
+    }
+
+    /// A parameter or an optimizer's state, in kernel order.
+    pub fn kept(&self, what: What) -> Option<&[f32]> {
+        self.kept.get(&what).map(|m| m.floats())
+    }
+
+    pub fn kept_mut(&mut self, what: What) -> Option<&mut [f32]> {
+        self.kept.get_mut(&what).map(|m| m.floats_mut())
+    }
+
+    /// Runs one step; the result is the loss's sums over the global batch.
+    pub fn step(&mut self, program: usize, batch: Batch, moment: Moment) -> Result<&[f64], Error> {
+        let loaded = &self.loaded[program];
+        assert_eq!(batch.images.len(), loaded.program.images.len(), "bug: a batch of another size");
+        loaded.schedule.reset();
+        if self.settings.poison {
+            loaded.users.iter().for_each(|u| u.store(0, Relaxed));
+            loaded.touches.iter().flatten().for_each(|&b| {
+                loaded.users[b].fetch_add(1, Relaxed);
+            });
+        }
+        // Workers' slots on the stack: a step allocates nothing.
+        let mut scratch = [Slot { data: std::ptr::null_mut(), bytes: 0 }; MOST_WORKERS];
+        self.scratch.iter().zip(&mut scratch).for_each(|(m, s)| *s = m.slot(0, m.bytes()));
+        let run = Run {
+            loaded,
+            batch,
+            moment,
+            communicator: &self.communicator,
+            pool: &self.pool,
+            settings: self.settings,
+            scratch: &scratch,
+            failed: AtomicBool::new(false),
+            error: Mutex::new(None),
+        };
+        self.pool.run(&|worker| run.work(worker));
+        if let Some(error) = run.error.into_inner().unwrap_or_else(|e| e.into_inner()) {
+            return Err(error);
+        }
+        let sums = loaded.slots[loaded.program.measured.0];
+        // SAFETY: the step is over; the sums keep their bytes until the next one, which borrows the engine anew.
+        Ok(unsafe { std::slice::from_raw_parts(sums.data as *const f64, sums.bytes / 8) })
+    }
+
+    /// What this rank owns of the network's output after an evaluation, dense.
+    pub fn output(&self, program: usize, dense: &mut [f32]) {
+        let program = &self.loaded[program];
+        let output = program.program.output;
+        let layout = program.program.buffers[output.0].layout.as_ref().expect("bug: tensors have layouts");
+        let owned: Region = program.program.owned;
+        assert_eq!(dense.len(), owned.len(), "bug: an output of another size");
+        // SAFETY: no step is running, and evaluation keeps the output to the end.
+        unsafe { region::unload((program.slots[output.0], layout), &owned, dense) };
+    }
+
+    /// Time of each op since the engine was made or this was last called, if profiling is on.
+    pub fn take_times(&mut self, program: usize) -> Vec<OpTime> {
+        let loaded = &self.loaded[program];
+        let times = loaded.names.iter().zip(&loaded.nanoseconds).enumerate();
+        times
+            .map(|(op, (name, ns))| OpTime { name: name.clone(), op, seconds: ns.swap(0, Relaxed) as f64 * 1e-9 })
+            .collect()
+    }
+}
+
+/// Workers a rank may have.
+const MOST_WORKERS: usize = 256;
+
+fn load(network: &Network, program: Program, kept: &BTreeMap<What, Memory>, arena: &Memory, order: Order) -> Loaded {
+    let slots: Vec<Slot> = program
+        .buffers
+        .iter()
+        .zip(&program.memory.offsets)
+        .map(|(buffer, offset)| match (buffer.home, offset) {
+            (Home::Kept, _) => kept[&buffer.what].slot(0, buffer.bytes),
+            (Home::Step, Some(offset)) => arena.slot(*offset, buffer.bytes),
+            // Nobody touches it.
+            (Home::Step, None) => arena.slot(0, 0),
+        })
+        .collect();
+    let find =
+        |operands: &[(Operand, convoy_program::BufferId)]| operands.iter().map(|(o, b)| (*o, slots[b.0])).collect();
+    let mut kernels: Vec<Option<Box<dyn Kernel>>> = vec![];
+    let mut operands: Vec<Vec<(Operand, Slot)>> = vec![];
+    for op in &program.ops {
+        let (kernel, found) = match &op.action {
+            Action::Compute { subject, geometry, stage, operands } => {
+                let kernel = match subject {
+                    Subject::Layer(l) => fast::twin(&network.layers[l.0].kind).prepare(stage.pass, geometry),
+                    _ => fast::Fast::prepare(&network.loss, stage.pass, geometry),
+                };
+                (Some(kernel), find(operands))
+            }
+            Action::Update { update, len, stage, operands, .. } => {
+                (Some(update.prepare(stage.pass, *len)), find(operands))
+            }
+            _ => (None, vec![]),
+        };
+        kernels.push(kernel);
+        operands.push(found);
+    }
+    let results = [program.measured.0, program.output.0];
+    let touches = program.ops.iter().map(|op| {
+        let in_step = |b: &usize| program.buffers[*b].home == Home::Step && !results.contains(b);
+        let mut touched: Vec<usize> = op.accesses.iter().map(|a| a.buffer.0).filter(in_step).collect();
+        touched.sort_unstable();
+        touched.dedup();
+        touched
+    });
+    Loaded {
+        schedule: Schedule::new(&program, order),
+        kernels,
+        operands,
+        names: program.ops.iter().map(|op| program.describe(op, network)).collect(),
+        touches: touches.collect(),
+        users: (0..program.buffers.len()).map(|_| AtomicU32::new(0)).collect(),
+        nanoseconds: program.ops.iter().map(|_| AtomicU64::new(0)).collect(),
+        slots,
+        program,
+    }
+}
