@@ -33,9 +33,23 @@ pub enum Error {
     Kind { what: &'static str, found: String, known: &'static [&'static str] },
     #[error("`{field}` is a field of kind \"{belongs}\", not of \"{kind}\"")]
     ForeignField { field: &'static str, kind: String, belongs: &'static str },
+    #[error(
+        "the loss became {loss} at step {step}, {}\n  help: a smaller learning rate than {learning_rate}, or a warm-up",
+        layer.as_ref().map_or("at the output".into(), |l| format!("layer `{l}` is the first whose weights are no numbers any more"))
+    )]
+    NotFinite { step: u64, loss: f64, layer: Option<String>, learning_rate: f32 },
+    #[error(transparent)]
+    Network(#[from] convoy_net::Error),
+    #[error(transparent)]
+    Engine(#[from] convoy_engine::Error),
 }
 
 impl Error {
+    /// Whether it only says that another rank ended.
+    pub fn is_consequence(&self) -> bool {
+        matches!(self, Error::Engine(convoy_engine::Error::Communication(convoy_comm::Error::Ended { .. })))
+    }
+
     /// What the operating system refused to do.
     pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         move |cause| Error::File { action, path: path.to_path_buf(), cause }

@@ -15,6 +15,8 @@ mod optimizer;
 mod run_folder;
 pub mod safetensors;
 mod schedule;
+pub mod state;
+mod trainer;
 mod weights;
 mod whole;
 
@@ -27,4 +29,5 @@ pub use metrics::{MetricsLine, MetricsLog, Scores};
 pub use optimizer::{Adam, AdamW, Lars, Optimizer, RmsProp, Sgd};
 pub use run_folder::RunFolder;
 pub use schedule::{Curve, Schedule};
+pub use trainer::{EpochReport, Observer, Outcome, Setup, Start, StepReport, train};
 pub use weights::{Misfit, NamedTensor, Weights, fit};

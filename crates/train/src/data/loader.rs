@@ -38,6 +38,8 @@ pub struct LoaderOptions {
     pub border_target: f32,
     /// What this rank needs of each batch, in the coordinates of the batch; else everything.
     pub part: Option<Part>,
+    /// What it needs of the smaller last batch of an epoch; else the part as far as that goes.
+    pub last_part: Option<Part>,
     /// Threads that prepare.
     pub workers: usize,
     /// Batches that may be under way or ready, at least one for each worker.
@@ -58,6 +60,7 @@ impl Default for LoaderOptions {
             augment: Vec::new(),
             border_target: 0.0,
             part: None,
+            last_part: None,
             workers: 1,
             ahead: 3,
             first_step: 0,
@@ -163,9 +166,11 @@ impl Loader {
         let (image, target) = (dataset.sample_shape(), dataset.target_shape());
         let whole = Part::whole(&*dataset, batch);
         let part = options.part.unwrap_or(whole);
-        for (part, whole, shape) in [(part.images, whole.images, image), (part.targets, whole.targets, target)] {
-            if !whole.contains(&part) {
-                return Err(DataError::Region { region: Box::new(part), shape: shape.with_samples(batch) });
+        for part in [part, options.last_part.unwrap_or(part)] {
+            for (part, whole, shape) in [(part.images, whole.images, image), (part.targets, whole.targets, target)] {
+                if !whole.contains(&part) {
+                    return Err(DataError::Region { region: Box::new(part), shape: shape.with_samples(batch) });
+                }
             }
         }
         if let Some(normalise) = &options.normalise {
@@ -315,6 +320,14 @@ impl Shared {
         Some(batch)
     }
 
+    /// What is needed of a batch of so many samples.
+    fn part_of(&self, samples: usize) -> Part {
+        match self.options.last_part {
+            Some(last) if samples < self.options.batch => last,
+            _ => Part { images: within(self.part.images, samples), targets: within(self.part.targets, samples) },
+        }
+    }
+
     /// Fills a batch whose samples are known.
     fn prepare(&self, batch: &mut Batch, held: &mut Vec<f32>) -> Result<(), DataError> {
         let LoaderOptions { seed, augment, normalise, border_target, .. } = &self.options;
@@ -322,7 +335,7 @@ impl Shared {
         let warp = |sample| Warp::draw(augment, image, *seed, batch.epoch, sample);
         let warp_targets = !augment.is_empty() && target.points() > 1;
 
-        let part = within(self.part.images, batch.samples.len());
+        let part = self.part_of(batch.samples.len()).images;
         batch.image_shape = part.shape();
         batch.images.resize(part.len(), 0.0);
         let region = part.with(Axis::Sample, 0, 1);
@@ -337,7 +350,7 @@ impl Shared {
             }
         }
 
-        let part = within(self.part.targets, batch.samples.len());
+        let part = self.part_of(batch.samples.len()).targets;
         batch.target_shape = part.shape();
         batch.targets.resize(part.len(), 0.0);
         let region = part.with(Axis::Sample, 0, 1);

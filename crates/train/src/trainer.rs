@@ -1,0 +1,464 @@
+//! The trainer: steps, epochs, evaluation, checkpoints.
+//!
+//! Every rank runs the same loop over its part of each batch; rank 0 also writes the run's folder and reports. What a step does
+//! depends on the job and its number alone, so a run that is resumed goes on with the bits of one that never stopped.
+//!
+//! Does not know how a layer is split.
+
+use crate::checkpoint::{Checkpoint, EpochSums};
+use crate::data::{self, DataError, Dataset, Loader, LoaderOptions, Normalise, Order, Part};
+use crate::metrics::{MetricsLine, MetricsLog, Scores};
+use crate::optimizer::Optimizer;
+use crate::run_folder::RunFolder;
+use crate::schedule::Schedule;
+use crate::weights::Weights;
+use crate::{Error, digest, layer_digests, state};
+use convoy_comm::Communicator;
+use convoy_engine::{Batch, Engine, Settings};
+use convoy_kernels::fast::{Measured, measure};
+use convoy_kernels::{Mode, Moment, Winograd};
+use convoy_net::Network;
+use convoy_program::{Options, Program, lower};
+use convoy_split::{Rank, Strategy};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// What to train, on what, and how.
+pub struct Setup {
+    pub network: Network,
+    pub strategy: Strategy,
+    /// Workers of each rank.
+    pub threads: usize,
+    /// The global batch.
+    pub batch: usize,
+    /// Steps in all.
+    pub steps: u64,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    pub seed: u64,
+    pub leaves: usize,
+    pub winograd: Winograd,
+    pub train: Arc<dyn Dataset>,
+    pub test: Option<Arc<dyn Dataset>>,
+    pub normalise: Option<Normalise>,
+    pub augment: Vec<data::Augment>,
+    pub loaders: usize,
+    pub start: Start,
+    /// Where rank 0 writes what happens; else nothing is kept.
+    pub run: Option<RunFolder>,
+    pub job_digest: String,
+    /// Steps between checkpoints; one is written at the end of every epoch too, where this is not 0.
+    pub checkpoint_every: u64,
+    /// Checkpoints that stay.
+    pub keep: usize,
+    /// Steps between digests of all layers.
+    pub digest_every: u64,
+    pub settings: Settings,
+}
+
+/// Where a run starts.
+pub enum Start {
+    /// From the seed.
+    Fresh,
+    /// From these weights.
+    Weights(Weights),
+    /// Where another one stopped.
+    Checkpoint(Box<Checkpoint>),
+}
+
+/// What a trainer tells while it works. All of it happens on rank 0.
+pub trait Observer {
+    /// A step is done.
+    fn step(&mut self, _report: &StepReport) {}
+    /// An epoch is done and tested.
+    fn epoch(&mut self, _report: &EpochReport) {}
+}
+
+/// Nobody listens.
+impl Observer for () {}
+
+/// One step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Steps done, this one included.
+    pub step: u64,
+    pub steps: u64,
+    pub steps_per_epoch: u64,
+    pub loss: f64,
+    pub learning_rate: f32,
+    pub seconds: f64,
+}
+
+/// One epoch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EpochReport {
+    /// Epochs done.
+    pub epoch: u64,
+    pub train: Scores,
+    pub test: Option<Scores>,
+    pub seconds: f64,
+    pub images_per_second: f64,
+    /// Seconds of it spent waiting for data.
+    pub wait_seconds: f64,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub steps: u64,
+    /// Mean loss of the last batch.
+    pub train_loss: f64,
+    pub test: Option<Scores>,
+    pub seconds: f64,
+    pub weights: Weights,
+    /// By rank.
+    pub bytes_sent: Vec<u64>,
+    pub planned_bytes: Vec<u64>,
+    /// Somebody asked it to stop before its last step.
+    pub stopped: bool,
+}
+
+/// Trains. `stop` asks for an early end: a checkpoint is written and the call returns.
+pub fn train(setup: &Setup, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, Error> {
+    let mut communicators = convoy_comm::threads(setup.strategy.ranks);
+    let others = communicators.split_off(1);
+    let first = communicators.pop().expect("bug: no rank");
+    std::thread::scope(|scope| {
+        let spawn = |communicator: Communicator| scope.spawn(move || Member::run(setup, communicator, stop, &mut ()));
+        let others: Vec<_> = others.into_iter().map(spawn).collect();
+        let mut outcome = Member::run(setup, first, stop, observer);
+        for other in others {
+            let other = other.join().expect("bug: a rank panicked outside of a step");
+            outcome = match (outcome, other) {
+                (Ok(mut all), Ok(one)) => {
+                    all.bytes_sent.extend(one.bytes_sent);
+                    all.planned_bytes.extend(one.planned_bytes);
+                    Ok(all)
+                }
+                // A rank that ended because another did is not the cause.
+                (Err(error), Ok(_)) => Err(error),
+                (Ok(_), Err(error)) => Err(error),
+                (Err(first), Err(second)) => Err(if first.is_consequence() { second } else { first }),
+            };
+        }
+        outcome
+    })
+}
+
+/// The programs of a rank: full batches and the last one of an epoch, for training and for testing.
+struct Programs {
+    list: Vec<Program>,
+    test_batch: usize,
+}
+
+const TRAIN: usize = 0;
+const TRAIN_LAST: usize = 1;
+const TEST: usize = 2;
+const TEST_LAST: usize = 3;
+
+impl Programs {
+    fn new(setup: &Setup, rank: Rank) -> Result<Programs, Error> {
+        let make = |batch: usize, mode: Mode| -> Result<Program, Error> {
+            let options = Options {
+                batch,
+                mode,
+                leaves: setup.leaves,
+                winograd: setup.winograd,
+                update: setup.optimizer.update(),
+            };
+            Ok(lower(&setup.network, &setup.strategy, rank, &options)?)
+        };
+        let last = |len: usize, batch: usize| if len.is_multiple_of(batch) { batch } else { len % batch };
+        let test_len = setup.test.as_ref().map_or(setup.batch, |t| t.len());
+        let test_batch = setup.batch.min(test_len);
+        let list = vec![
+            make(setup.batch, Mode::Train)?,
+            make(last(setup.train.len(), setup.batch), Mode::Train)?,
+            make(test_batch, Mode::Evaluate)?,
+            make(last(test_len, test_batch), Mode::Evaluate)?,
+        ];
+        Ok(Programs { list, test_batch })
+    }
+}
+
+/// What a rank needs of a batch.
+fn part(program: &Program, takes_labels: bool) -> Part {
+    let mut targets = program.owned;
+    if takes_labels {
+        (targets.start[1], targets.end[1]) = (0, (!targets.is_empty()) as isize);
+    }
+    Part { images: program.images, targets }
+}
+
+/// One rank at work.
+struct Member<'a> {
+    setup: &'a Setup,
+    engine: Engine,
+    parts: Vec<Part>,
+    test_batch: usize,
+    log: Option<MetricsLog>,
+    steps_per_epoch: u64,
+    /// Seconds of pieces of the run before this one.
+    seconds_before: f64,
+    began: Instant,
+}
+
+impl<'a> Member<'a> {
+    fn run(
+        setup: &'a Setup,
+        communicator: Communicator,
+        stop: &AtomicBool,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, Error> {
+        let mut member = Member::new(setup, communicator)?;
+        let outcome = member.train(stop, observer);
+        if let Err(error) = &outcome {
+            member.engine.communicator().end(&error.to_string());
+        }
+        outcome
+    }
+
+    fn new(setup: &'a Setup, communicator: Communicator) -> Result<Member<'a>, Error> {
+        let rank = communicator.rank();
+        let Programs { list, test_batch } = Programs::new(setup, Rank(rank))?;
+        let parts = list.iter().map(|p| part(p, setup.network.loss.takes_labels())).collect();
+        let mut engine = Engine::new(&setup.network, list, setup.threads, communicator, setup.settings);
+        let mut seconds_before = 0.0;
+        match &setup.start {
+            Start::Fresh => {
+                state::put_weights(&mut engine, &setup.network, &state::initial_weights(&setup.network, setup.seed))
+            }
+            Start::Weights(weights) => state::put_weights(&mut engine, &setup.network, weights),
+            Start::Checkpoint(checkpoint) => {
+                state::put_weights(&mut engine, &setup.network, &checkpoint.weights);
+                let states = setup.optimizer.states();
+                state::put_optimizer_state(&mut engine, &setup.network, &states, &checkpoint.optimizer);
+                seconds_before = checkpoint.seconds;
+            }
+        }
+        let log = match (&setup.run, &setup.start, rank) {
+            (Some(run), Start::Checkpoint(checkpoint), 0) => Some(run.resume_metrics(checkpoint.step)?),
+            (Some(run), _, 0) => Some(run.create_metrics()?),
+            _ => None,
+        };
+        let steps_per_epoch = setup.train.len().div_ceil(setup.batch) as u64;
+        let began = Instant::now();
+        Ok(Member { setup, engine, parts, test_batch, log, steps_per_epoch, seconds_before, began })
+    }
+
+    fn seconds(&self) -> f64 {
+        self.seconds_before + self.began.elapsed().as_secs_f64()
+    }
+
+    fn is_first(&self) -> bool {
+        self.engine.communicator().rank() == 0
+    }
+
+    fn write(&mut self, line: &MetricsLine) -> Result<(), Error> {
+        self.log.as_mut().map_or(Ok(()), |log| log.append(line))
+    }
+
+    fn loader(&self, first_step: u64) -> Result<Loader, DataError> {
+        let setup = self.setup;
+        let options = LoaderOptions {
+            batch: setup.batch,
+            seed: setup.seed,
+            order: Order::Shuffled,
+            normalise: setup.normalise.clone(),
+            augment: setup.augment.clone(),
+            part: Some(self.parts[TRAIN]),
+            last_part: Some(self.parts[TRAIN_LAST]),
+            workers: setup.loaders,
+            first_step,
+            end_step: Some(setup.steps),
+            ..LoaderOptions::default()
+        };
+        Loader::new(setup.train.clone(), options)
+    }
+
+    fn train(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, Error> {
+        let setup = self.setup;
+        let (mut step, mut sums) = match &setup.start {
+            Start::Checkpoint(checkpoint) => (checkpoint.step, checkpoint.sums),
+            _ => (0, EpochSums::default()),
+        };
+        let mut loader = self.loader(step)?;
+        if step == 0 {
+            self.write_digests(0)?;
+        }
+        let (mut train_loss, mut test, mut stopped) = (f64::NAN, None, false);
+        let mut epoch_began = (Instant::now(), sums.seconds, loader.waited_seconds());
+        while step < setup.steps {
+            if self.agree(stop.load(Ordering::Relaxed))? {
+                stopped = true;
+                break;
+            }
+            let learning_rate = setup.schedule.rate(step, self.steps_per_epoch, setup.steps);
+            let measured = self.step(&mut loader, step, learning_rate)?;
+            step += 1;
+            train_loss = measured.loss;
+            sums.samples += measured.count as u64;
+            sums.loss += measured.loss * measured.count;
+            sums.top1 += measured.top1 as u64;
+            sums.top5 += measured.top5 as u64;
+            sums.seconds = epoch_began.1 + epoch_began.0.elapsed().as_secs_f64();
+            let (epoch, seconds) = (step.div_ceil(self.steps_per_epoch), self.seconds());
+            self.write(&MetricsLine::Step {
+                step,
+                epoch,
+                loss: train_loss,
+                learning_rate: learning_rate as f64,
+                seconds,
+            })?;
+            if setup.digest_every > 0 && step % setup.digest_every == 0 {
+                self.write_digests(step)?;
+            }
+            let (steps, steps_per_epoch) = (setup.steps, self.steps_per_epoch);
+            observer.step(&StepReport { step, steps, steps_per_epoch, loss: train_loss, learning_rate, seconds });
+            let epoch_ends = step % self.steps_per_epoch == 0;
+            if epoch_ends || step == setup.steps {
+                test = self.test()?;
+                let wait_seconds = loader.waited_seconds() - epoch_began.2;
+                let train = scores(&sums);
+                self.write_digests(step)?;
+                self.write(&MetricsLine::Epoch { epoch, step, train, test, seconds: sums.seconds, wait_seconds })?;
+                let images_per_second = sums.samples as f64 / sums.seconds;
+                observer.epoch(&EpochReport {
+                    epoch,
+                    train,
+                    test,
+                    seconds: sums.seconds,
+                    images_per_second,
+                    wait_seconds,
+                });
+            }
+            if epoch_ends {
+                sums = EpochSums::default();
+                epoch_began = (Instant::now(), 0.0, loader.waited_seconds());
+            }
+            let every = setup.checkpoint_every;
+            if every > 0 && step < setup.steps && (epoch_ends || step % every == 0) {
+                self.save(step, &sums)?;
+            }
+        }
+        if stopped || (setup.checkpoint_every > 0 && setup.run.is_some()) {
+            self.save(step, &sums)?;
+        }
+        self.outcome(step, train_loss, test, stopped)
+    }
+
+    fn outcome(&mut self, steps: u64, train_loss: f64, test: Option<Scores>, stopped: bool) -> Result<Outcome, Error> {
+        let weights = state::weights(&self.engine, &self.setup.network);
+        let seconds = self.seconds();
+        if let (Some(run), false) = (&self.setup.run, stopped)
+            && self.is_first()
+        {
+            run.write_model(&weights)?;
+            let weights_digest = digest(&weights);
+            self.write(&MetricsLine::End { step: steps, train_loss, test, seconds, weights_digest })?;
+        }
+        Ok(Outcome {
+            steps,
+            train_loss,
+            test,
+            seconds,
+            weights,
+            bytes_sent: vec![self.engine.communicator().sent_bytes()],
+            planned_bytes: vec![self.engine.bytes() as u64],
+            stopped,
+        })
+    }
+
+    /// One training step.
+    fn step(&mut self, loader: &mut Loader, step: u64, learning_rate: f32) -> Result<Measured, Error> {
+        let batch = loader.next()?;
+        let program = if batch.samples.len() == self.setup.batch { TRAIN } else { TRAIN_LAST };
+        let moment = Moment { seed: self.setup.seed, step, learning_rate };
+        let sums = self.engine.step(program, Batch { images: &batch.images, targets: &batch.targets }, moment)?;
+        let measured = measure(&self.setup.network.loss, sums);
+        loader.give_back(batch);
+        if !measured.loss.is_finite() {
+            let layer = state::first_not_finite(&self.engine, &self.setup.network);
+            return Err(Error::NotFinite { step: step + 1, loss: measured.loss, layer, learning_rate });
+        }
+        Ok(measured)
+    }
+
+    /// Scores on the test data, with running statistics.
+    fn test(&mut self) -> Result<Option<Scores>, Error> {
+        let Some(test) = &self.setup.test else { return Ok(None) };
+        let options = LoaderOptions {
+            batch: self.test_batch,
+            order: Order::Sequential,
+            normalise: self.setup.normalise.clone(),
+            part: Some(self.parts[TEST]),
+            last_part: Some(self.parts[TEST_LAST]),
+            workers: self.setup.loaders,
+            end_step: Some(test.len().div_ceil(self.test_batch) as u64),
+            ..LoaderOptions::default()
+        };
+        let mut loader = Loader::new(test.clone(), options)?;
+        let mut sums = EpochSums::default();
+        for _ in 0..loader.batches_per_epoch() {
+            let batch = loader.next()?;
+            let program = if batch.samples.len() == self.test_batch { TEST } else { TEST_LAST };
+            let found = self.engine.step(
+                program,
+                Batch { images: &batch.images, targets: &batch.targets },
+                Moment::default(),
+            )?;
+            let measured = measure(&self.setup.network.loss, found);
+            sums.samples += measured.count as u64;
+            sums.loss += measured.loss * measured.count;
+            sums.top1 += measured.top1 as u64;
+            sums.top5 += measured.top5 as u64;
+            loader.give_back(batch);
+        }
+        Ok(Some(scores(&sums)))
+    }
+
+    fn write_digests(&mut self, step: u64) -> Result<(), Error> {
+        if self.log.is_some() {
+            let layers = layer_digests(&state::weights(&self.engine, &self.setup.network));
+            self.write(&MetricsLine::Digest { step, layers })?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, step: u64, sums: &EpochSums) -> Result<(), Error> {
+        let (Some(run), true) = (&self.setup.run, self.is_first()) else { return Ok(()) };
+        let checkpoint = Checkpoint {
+            step,
+            epoch: step / self.steps_per_epoch,
+            epoch_steps: step % self.steps_per_epoch,
+            seed: self.setup.seed,
+            job_digest: self.setup.job_digest.clone(),
+            sums: *sums,
+            seconds: self.seconds(),
+            weights: state::weights(&self.engine, &self.setup.network),
+            optimizer: state::optimizer_state(&self.engine, &self.setup.network, &self.setup.optimizer.states()),
+        };
+        run.checkpoints(self.setup.keep).save(&checkpoint).map(drop)
+    }
+
+    /// Whether to stop: what rank 0 has heard, so that all stop after the same step.
+    fn agree(&self, stop: bool) -> Result<bool, Error> {
+        const TAG: u64 = 3 << 60;
+        let communicator = self.engine.communicator();
+        if self.is_first() {
+            (1..communicator.size()).for_each(|q| communicator.send(q, TAG, &[stop as u8]));
+            return Ok(stop);
+        }
+        let mut word = [0];
+        while !communicator.try_receive(0, TAG, &mut word).map_err(convoy_engine::Error::Communication)? {
+            std::thread::yield_now();
+        }
+        Ok(word[0] == 1)
+    }
+}
+
+fn scores(sums: &EpochSums) -> Scores {
+    let n = sums.samples.max(1) as f64;
+    Scores { loss: sums.loss / n, top1: sums.top1 as f64 / n, top5: sums.top5 as f64 / n }
+}
