@@ -1,4 +1,4 @@
-//! Tidiness: only tests use reference code, and the guide shows what is there.
+//! Tidiness: every layer has its three files, only tests use reference code, and the guide shows what is there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,35 @@ use std::path::{Path, PathBuf};
 /// The `crates` folder.
 fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates live in a folder").to_path_buf()
+}
+
+/// Names of the Rust files of a folder, sorted.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let names = entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("a plain name"));
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".rs")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_layer_has_three_files() {
+    let layers = crates().join("net/src/layers");
+    let twins = [crates().join("kernels/src/reference"), crates().join("kernels/src/fast")];
+    let mut missing = vec![];
+    for name in names(&layers) {
+        // The list of layers, and the one that computes nothing.
+        if ["mod.rs", "input.rs"].contains(&name.as_str()) {
+            continue;
+        }
+        for folder in &twins {
+            let file = folder.join(&name);
+            if !file.exists() {
+                missing.push(file);
+            }
+        }
+    }
+    assert!(missing.is_empty(), "layers without a twin: {missing:#?}");
 }
 
 /// All Rust files below a folder.
