@@ -11,6 +11,7 @@
 pub mod fast;
 mod layout;
 pub mod math;
+mod peak;
 pub mod philox;
 pub mod reference;
 mod stage;
@@ -20,6 +21,7 @@ mod update;
 
 pub use fast::{Measured, measure};
 pub use layout::{BLOCK, Layout};
+pub use peak::{fma_peak_gflops, memory_gbytes};
 pub use stage::{
     Geometry, Kernel, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Winograd, Work, leaf_of,
     leaf_range,

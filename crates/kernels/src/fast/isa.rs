@@ -15,6 +15,7 @@ pub struct Isa {
     sweep_strided: unsafe fn(&Sweep),
     add: unsafe fn(*mut f32, *const f32, usize),
     sum: unsafe fn(*mut f32, *const f32, usize),
+    fma_loop: unsafe fn(usize) -> f32,
 }
 
 impl Isa {
@@ -26,6 +27,12 @@ impl Isa {
     pub unsafe fn sweep(&self, s: &Sweep) {
         // SAFETY: this table exists because the processor has its instructions; the rest is the caller's promise.
         unsafe { if s.ak == 1 && s.bk == BLOCK { (self.sweep_unit)(s) } else { (self.sweep_strided)(s) } }
+    }
+
+    /// A loop of nothing but fused multiply-adds; says how many operations it did.
+    pub fn fma_loop(&self, rounds: usize) -> f32 {
+        // SAFETY: it touches no memory of others.
+        unsafe { (self.fma_loop)(rounds) }
     }
 
     /// Adds `from` to `into`, whole lines of 16.
@@ -40,6 +47,28 @@ impl Isa {
         assert!(lines.len().is_multiple_of(BLOCK), "bug: part of a line");
         // SAFETY: both are as long as said.
         unsafe { (self.sum)(into.as_mut_ptr(), lines.as_ptr(), lines.len()) }
+    }
+}
+
+/// Independent sums: more than the latency of a fused multiply-add times those that start in one cycle.
+const CHAINS: usize = 12;
+
+#[inline(always)]
+unsafe fn fma_loop<S: Simd>(rounds: usize) -> f32 {
+    // SAFETY: registers only, but for the last line, which is as long as said.
+    unsafe {
+        let mut sums = [S::splat(1.0); CHAINS];
+        let (x, y) = (S::splat(0.999_999), S::splat(1e-7));
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = S::fma(*sum, x, y);
+            }
+        }
+        let all = sums.into_iter().reduce(|a, b| S::add(a, b)).unwrap_or(x);
+        let mut line = [0f32; BLOCK];
+        S::store(line.as_mut_ptr(), all);
+        std::hint::black_box(line.iter().sum::<f32>());
+        (2 * rounds * CHAINS * S::LANES) as f32
     }
 }
 
@@ -93,7 +122,11 @@ macro_rules! instantiate {
             unsafe fn sum(into: *mut f32, lines: *const f32, len: usize) {
                 unsafe { super::sum::<$simd, NV>(into, lines, len) }
             }
-            pub static ISA: Isa = Isa { sweep_unit, sweep_strided, add, sum };
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn fma_loop(rounds: usize) -> f32 {
+                unsafe { super::fma_loop::<$simd>(rounds) }
+            }
+            pub static ISA: Isa = Isa { sweep_unit, sweep_strided, add, sum, fma_loop };
         }
     };
 }

@@ -1,0 +1,53 @@
+//! Peaks: what this machine's cores and memory can do at most, measured now.
+//!
+//! A percentage of peak is only worth something against a peak of the same minute: clocks change, machines are shared.
+
+use crate::fast::isa::isa;
+use std::time::Instant;
+
+/// Fused multiply-adds of so many threads together, in GFLOP/s: registers only, best of a few short runs.
+pub fn fma_peak_gflops(threads: usize) -> f64 {
+    // About half a millisecond a run: short enough that some are not interrupted where others work too.
+    let rounds = 250_000;
+    best(threads, 100, &|_| isa().fma_loop(rounds) as f64) / 1e9
+}
+
+/// Memory that so many threads together read and write while they add one array to another, both far beyond the caches, in
+/// GB/s: three bytes moved for each byte of result.
+pub fn memory_gbytes(threads: usize) -> f64 {
+    const FLOATS: usize = 16 << 20;
+    let mut arrays: Vec<[Vec<f32>; 2]> = (0..threads).map(|_| [vec![1.0; FLOATS], vec![2.0; FLOATS]]).collect();
+    let arrays: Vec<_> = arrays.iter_mut().map(std::sync::Mutex::new).collect();
+    let moved = |thread: usize| {
+        let mut arrays = arrays[thread].lock().expect("no thread fails");
+        let [into, from] = &mut **arrays;
+        isa().add(into, from);
+        (3 * FLOATS * size_of::<f32>()) as f64
+    };
+    best(threads, 5, &moved) / 1e9
+}
+
+/// The best of some runs of `work` on so many threads at once; `work` says how much it did, the result is per second.
+fn best(threads: usize, runs: usize, work: &(dyn Fn(usize) -> f64 + Sync)) -> f64 {
+    let run = || {
+        let start = Instant::now();
+        let done: f64 = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+            work(0) + others.into_iter().map(|thread| thread.join().expect("no thread fails")).sum::<f64>()
+        });
+        done / start.elapsed().as_secs_f64()
+    };
+    (0..runs).map(|_| run()).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No processor is this slow or this fast.
+    #[test]
+    fn peaks_are_plausible() {
+        assert!((0.01..1e4).contains(&fma_peak_gflops(1)));
+        assert!((0.01..1e4).contains(&memory_gbytes(1)));
+    }
+}
