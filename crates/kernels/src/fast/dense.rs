@@ -160,10 +160,11 @@ impl Tables {
         let (source, target) = (spec.source.1, spec.target.1);
         let [d, h, w] = &phase.0;
         let strips = Strips::new([spec.samples.len(), d.count, h.count, w.count]);
-        let inner = spec.pairs.inner.block;
+        let inner = spec.pairs.lines();
         // Taps of a window row lie side by side in the source and in the weights: one step takes them all.
         let number = |d, h, w| (place.number)(phase, [d, h, w], spec.kernel);
-        let run = w.taps.windows(2).all(|t| t[1].at == t[0].at + 1)
+        let run = !spec.pairs.depthwise
+            && w.taps.windows(2).all(|t| t[1].at == t[0].at + 1)
             && (phase.taps() == 0 || (1..w.taps.len()).all(|i| number(0, 0, i) == number(0, 0, i - 1) + 1));
         let (runs, taps) = if run { (1, w.taps.len()) } else { (w.taps.len(), 1) };
         let most = spec.pairs.meets.iter().map(|m| m.len()).max().unwrap_or(0);
@@ -281,6 +282,7 @@ impl Dense {
                 steps,
                 ak: 1,
                 bk: BLOCK,
+                lanes: self.pairs.depthwise,
                 c: c.wrapping_add(c_at),
                 c_off,
                 start,

@@ -13,6 +13,7 @@ use crate::BLOCK;
 pub struct Isa {
     sweep_unit: unsafe fn(&Sweep),
     sweep_strided: unsafe fn(&Sweep),
+    sweep_lanes: unsafe fn(&Sweep),
     add: unsafe fn(*mut f32, *const f32, usize),
     sum: unsafe fn(*mut f32, *const f32, usize),
     fma_loop: unsafe fn(usize) -> f32,
@@ -26,7 +27,13 @@ impl Isa {
     #[inline]
     pub unsafe fn sweep(&self, s: &Sweep) {
         // SAFETY: this table exists because the processor has its instructions; the rest is the caller's promise.
-        unsafe { if s.ak == 1 && s.bk == BLOCK { (self.sweep_unit)(s) } else { (self.sweep_strided)(s) } }
+        unsafe {
+            match s.lanes {
+                true => (self.sweep_lanes)(s),
+                false if s.ak == 1 && s.bk == BLOCK => (self.sweep_unit)(s),
+                false => (self.sweep_strided)(s),
+            }
+        }
     }
 
     /// A loop of nothing but fused multiply-adds; says how many operations it did.
@@ -108,11 +115,15 @@ macro_rules! instantiate {
             const NV: usize = BLOCK / <$simd>::LANES;
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_unit(s: &Sweep) {
-                unsafe { sweep::rows::<$simd, NV, true>(s) }
+                unsafe { sweep::rows::<$simd, NV, { sweep::UNIT }>(s) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_strided(s: &Sweep) {
-                unsafe { sweep::rows::<$simd, NV, false>(s) }
+                unsafe { sweep::rows::<$simd, NV, { sweep::STRIDED }>(s) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn sweep_lanes(s: &Sweep) {
+                unsafe { sweep::rows::<$simd, NV, { sweep::LANES }>(s) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn add(into: *mut f32, from: *const f32, len: usize) {
@@ -126,7 +137,7 @@ macro_rules! instantiate {
             unsafe fn fma_loop(rounds: usize) -> f32 {
                 unsafe { super::fma_loop::<$simd>(rounds) }
             }
-            pub static ISA: Isa = Isa { sweep_unit, sweep_strided, add, sum, fma_loop };
+            pub static ISA: Isa = Isa { sweep_unit, sweep_strided, sweep_lanes, add, sum, fma_loop };
         }
     };
 }

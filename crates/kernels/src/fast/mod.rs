@@ -18,7 +18,6 @@ pub mod fold;
 mod fully_connected;
 mod global_average_pool;
 mod group_norm;
-mod isa;
 pub(crate) mod isa;
 mod lines;
 mod local_response_norm;

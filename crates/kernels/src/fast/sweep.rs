@@ -4,6 +4,7 @@
 //! C[r][0..16] = start + sum over steps s, over k < s.len, of A[r][s.a + k * ak] * B[s.b + k * bk + 0..16]
 //! ```
 //!
+//! or, lane by lane, with `A[r][s.a + k * ak + 0..16]` in place of one number of A (depthwise convolutions);
 //! for rows r given by offsets into A and C. Rows need not be evenly spaced, so a register tile may run over the end of an
 //! image row or of an image; a step is one run of k, contiguous or evenly strided.
 //!
@@ -42,10 +43,17 @@ pub struct Sweep<'s> {
     /// Distances in A and B between consecutive k.
     pub ak: usize,
     pub bk: usize,
+    /// A has a line of 16 for each row and k, multiplied lane by lane.
+    pub lanes: bool,
     pub c: *mut f32,
     pub c_off: &'s [u32],
     pub start: Start,
 }
+
+/// The forms of the kernel: `ak` is 1 and `bk` 16; any distances; any distances, lane by lane.
+pub const UNIT: u8 = 0;
+pub const STRIDED: u8 = 1;
+pub const LANES: u8 = 2;
 
 impl Sweep<'_> {
     /// Floats of A, B and C that are touched, relative to `a`, `b` and `c`: for assertions.
@@ -57,7 +65,7 @@ impl Sweep<'_> {
             from..from + (len.max(1) - 1) as isize * distance as isize + width as isize
         };
         let rows = hull(&mut self.a_off.iter().map(|&o| o as isize..o as isize + 1));
-        let a = hull(&mut self.steps.iter().map(|s| run(s.a, s.len, self.ak, 1)));
+        let a = hull(&mut self.steps.iter().map(|s| run(s.a, s.len, self.ak, if self.lanes { BLOCK } else { 1 })));
         let b = hull(&mut self.steps.iter().map(|s| run(s.b, s.len, self.bk, BLOCK)));
         let c = hull(&mut self.c_off.iter().map(|&o| run(o as isize, 1, 0, BLOCK)));
         let a = if rows.is_empty() || a.is_empty() { 0..0 } else { rows.start + a.start..rows.end - 1 + a.end };
@@ -65,9 +73,9 @@ impl Sweep<'_> {
     }
 }
 
-/// One register tile: `MR` rows by `NV` vectors, which are 16 floats. `UNIT`: `ak` is 1 and `bk` 16.
+/// One register tile: `MR` rows by `NV` vectors, which are 16 floats.
 #[inline(always)]
-unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const UNIT: bool>(s: &Sweep, r: usize) {
+unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sweep, r: usize) {
     // SAFETY: the caller promises that rows `r..r + MR` exist and that all of `s.reach()` may be touched.
     unsafe {
         let a_off = |m: usize| *s.a_off.get_unchecked(r + m) as usize;
@@ -100,7 +108,7 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const UNIT: bool>(s: &
             S::prefetch(s.c.add(*s.c_off.get_unchecked(next + m) as usize));
         }
         let ahead = *s.a_off.get_unchecked(next) as isize - a_off(0) as isize;
-        let (ak, bk) = if UNIT { (1, BLOCK) } else { (s.ak as isize, s.bk) };
+        let (ak, bk) = if FORM == UNIT { (1, BLOCK) } else { (s.ak as isize, s.bk) };
         for step in s.steps {
             let mut at = step.a;
             let mut b = s.b.offset(step.b);
@@ -111,14 +119,15 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const UNIT: bool>(s: &
                         line[v] = S::load(b.add($j * bk + v * S::LANES));
                     }
                     for m in 0..MR {
-                        let x = S::splat(*a[m].offset(at + $j as isize * ak));
+                        let x = a[m].offset(at + $j as isize * ak);
                         for v in 0..NV {
+                            let x = if FORM == LANES { S::load(x.add(v * S::LANES)) } else { S::splat(*x) };
                             sums[m][v] = S::fma(x, line[v], sums[m][v]);
                         }
                     }
                 }};
             }
-            if UNIT {
+            if FORM == UNIT {
                 for row in &a {
                     S::prefetch(row.wrapping_offset(at + ahead + step.len as isize - 1));
                 }
@@ -157,7 +166,7 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const UNIT: bool>(s: &
 /// # Safety
 /// The instruction set is there; all of `s.reach()` may be read, and that of C written by nobody else.
 #[inline(always)]
-pub unsafe fn rows<S: Simd, const NV: usize, const UNIT: bool>(s: &Sweep) {
+pub unsafe fn rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
     debug_assert!(NV * S::LANES == BLOCK && s.a_off.len() == s.c_off.len());
     let n = s.a_off.len();
     let mut r = 0;
@@ -171,12 +180,12 @@ pub unsafe fn rows<S: Simd, const NV: usize, const UNIT: bool>(s: &Sweep) {
         // SAFETY: rows r..r + m exist; the rest is the caller's promise.
         unsafe {
             match m {
-                6 => tile::<S, 6, NV, UNIT>(s, r),
-                5 => tile::<S, 5, NV, UNIT>(s, r),
-                4 => tile::<S, 4, NV, UNIT>(s, r),
-                3 => tile::<S, 3, NV, UNIT>(s, r),
-                2 => tile::<S, 2, NV, UNIT>(s, r),
-                _ => tile::<S, 1, NV, UNIT>(s, r),
+                6 => tile::<S, 6, NV, FORM>(s, r),
+                5 => tile::<S, 5, NV, FORM>(s, r),
+                4 => tile::<S, 4, NV, FORM>(s, r),
+                3 => tile::<S, 3, NV, FORM>(s, r),
+                2 => tile::<S, 2, NV, FORM>(s, r),
+                _ => tile::<S, 1, NV, FORM>(s, r),
             }
         }
         r += m;

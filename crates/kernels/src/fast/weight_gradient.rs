@@ -93,14 +93,14 @@ impl Tables {
                     for w in &w.taps {
                         let at = block * x.plane + d.at * x.depth + h.at * x.row + w.at * x.block;
                         let number = (d.number * spec.kernel[1] + h.number) * spec.kernel[2] + w.number;
-                        let line = (block * taps + number) * pairs.inner.block;
-                        a_off.extend((0..pairs.inner.block).map(|c| (at + c) as u32));
-                        lines.extend((0..pairs.inner.block).map(|c| (line + c) as u32));
+                        let line = (block * taps + number) * pairs.lines();
+                        a_off.extend((0..pairs.lines()).map(|c| (at + c) as u32));
+                        lines.extend((0..pairs.lines()).map(|c| (line + c) as u32));
                     }
                 }
             }
         }
-        let per_block = phase.taps() * pairs.inner.block;
+        let per_block = phase.taps() * pairs.lines();
         let chunk = match per_block {
             0 => 1,
             1..=48 => 48 / per_block * per_block,
@@ -233,6 +233,7 @@ impl WeightGradient {
                         steps,
                         ak: p.ak,
                         bk: p.bk,
+                        lanes: self.pairs.depthwise,
                         c: c.as_mut_ptr(),
                         c_off: &self.dense[..rows.len()],
                         start: if pass == 0 { Start::Zero } else { Start::Held },
@@ -260,7 +261,7 @@ fn cut(pairs: &Pairs, phases: &[Tables], described: &[Phase], blocks: usize, row
         while first < pairs.outer.blocks() {
             let meets = &pairs.meets[first];
             let same = pairs.meets[first..].iter().take(blocks).take_while(|m| *m == meets).count();
-            let all = meets.len() * described[phase].taps() * pairs.inner.block;
+            let all = meets.len() * described[phase].taps() * pairs.lines();
             for row in (0..all).step_by(rows) {
                 parts.push(Part { phase, blocks: first..first + same, rows: row..(row + rows).min(all) });
             }

@@ -1,8 +1,9 @@
-//! Weights in kernel order: `[filter block][channel block][tap][channel][filter 16]`.
+//! Weights in kernel order: `[filter block][channel block][tap][channel][filter 16]`; of depthwise convolutions
+//! `[block][tap][16]`.
 //!
 //! Only blocks that meet are there: with groups, a filter block meets the channel blocks of its groups. Where a pair of
 //! blocks holds several groups, weights between groups are filler, zero like that of channels and filters beyond the last.
-//! The adjoint wants the same weights with filters and channels swapped and taps in the order of its phases; it works on a
+//! The adjoint (of all but depthwise ones) wants the same weights with filters and channels swapped and taps in the order of its phases; it works on a
 //! copy, made by [`Transpose`] in every step.
 
 use super::Packing;
@@ -29,6 +30,8 @@ pub struct Pairs {
     pub outer: Side,
     pub inner: Side,
     pub groups: usize,
+    /// Every channel is a group: channels meet only themselves, lane by lane.
+    pub depthwise: bool,
     /// Per outer block: the inner blocks it meets.
     pub meets: Vec<Range<usize>>,
     /// Per outer block: pairs before it.
@@ -44,6 +47,7 @@ impl Pairs {
             side.channels / groups
         };
         let (out, inn) = (per_group(outer), per_group(inner));
+        let depthwise = groups > 1 && out == 1 && inn == 1 && outer == inner;
         let meets = (0..outer.blocks()).map(|o| {
             let last = ((o + 1) * outer.block).min(outer.channels) - 1;
             let (first, last) = (o * outer.block / out * inn, (last / out + 1) * inn - 1);
@@ -56,17 +60,23 @@ impl Pairs {
         });
         let before = before.collect();
         let count = meets.iter().map(|m| m.len()).sum();
-        Pairs { outer, inner, groups, meets, before, count }
+        Pairs { outer, inner, groups, depthwise, meets, before, count }
     }
 
     /// The same with the sides swapped, both in blocks of 16.
     pub fn adjoint(&self) -> Pairs {
-        Pairs::new(Side { block: BLOCK, ..self.inner }, Side { block: BLOCK, ..self.outer }, self.groups)
+        let wide = |side: Side| Side { block: BLOCK, ..side };
+        Pairs { depthwise: self.depthwise, ..Pairs::new(wide(self.inner), wide(self.outer), self.groups) }
+    }
+
+    /// Lines of 16 weights of one pair at one tap.
+    pub fn lines(&self) -> usize {
+        if self.depthwise { 1 } else { self.inner.block }
     }
 
     /// Floats of the weights of one pair at one tap.
     pub fn line(&self) -> usize {
-        self.inner.block * self.outer.block
+        self.lines() * self.outer.block
     }
 
     /// Number of the pair of two blocks that meet.
@@ -85,13 +95,15 @@ impl Pairs {
 
     /// Whether some pairs hold weights between groups, which are filler.
     pub fn mixed(&self) -> bool {
-        self.groups > 1 && [self.outer, self.inner].iter().any(|s| !(s.channels / self.groups).is_multiple_of(s.block))
+        self.groups > 1
+            && !self.depthwise
+            && [self.outer, self.inner].iter().any(|s| !(s.channels / self.groups).is_multiple_of(s.block))
     }
 
     /// Place of the weight of an outer and an inner channel at a tap.
     fn place(&self, outer: usize, inner: usize, (tap, taps): (usize, usize)) -> u32 {
         let pair = self.number(outer / self.outer.block, inner / self.inner.block);
-        let line = (pair * taps + tap) * self.inner.block + inner % self.inner.block;
+        let line = (pair * taps + tap) * self.lines() + if self.depthwise { 0 } else { inner % self.inner.block };
         (line * self.outer.block + outer % self.outer.block) as u32
     }
 

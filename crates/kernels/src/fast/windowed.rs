@@ -121,14 +121,17 @@ impl Windowed {
         let phases = self.backward_phases(region);
         let (bases, _) = bases(&adjoint, &phases);
         let place = |(phase, base): (Phase, usize)| {
-            let place = Place { base, taps: phase.taps(), number: of_phase };
+            let place = match adjoint.depthwise {
+                true => Place { base: 0, taps: self.taps(), number: of_window },
+                false => Place { base, taps: phase.taps(), number: of_phase },
+            };
             (phase, place)
         };
         let phases: Vec<_> = phases.into_iter().zip(bases).map(place).collect();
         Dense::new(&dense::Spec {
             source: (Operand::OutputGradient, gradient(g)),
             target: (Operand::InputGradient(0), layout),
-            weights: Operand::Internal(0),
+            weights: self.backward_weights(g),
             bias: None,
             accumulate: g.accumulate[0],
             samples: region.start[0]..region.end[0],
@@ -136,6 +139,11 @@ impl Windowed {
             phases: &phases,
             kernel: self.kernel(),
         })
+    }
+
+    /// What the input gradient multiplies with: depthwise weights need not be transposed.
+    fn backward_weights(&self, g: &Geometry) -> Operand {
+        if self.pairs(g).depthwise { Operand::Parameter(0) } else { Operand::Internal(0) }
     }
 
     fn transpose(&self, g: &Geometry) -> Transpose {
@@ -217,19 +225,22 @@ impl Fast for Windowed {
             });
         }
         if g.input_gradients[0].is_some() {
-            let transpose = self.transpose(g);
-            let bytes = bases(&self.pairs(g).adjoint(), &self.backward_phases(&wanted(g).1)).1 * 4;
-            stages.push(Stage {
-                pass: Pass::Transform(0),
-                reads: vec![Operand::Parameter(0)],
-                writes: vec![Operand::Internal(0)],
-                makes: vec![Make::Internal { number: 0, bytes }],
-                tiles: transpose.tiles,
-                scratch: 0,
-                work: Work { flops: 0.0, bytes: 2.0 * bytes as f64 },
-            });
+            let weights = self.backward_weights(g);
+            if weights == Operand::Internal(0) {
+                let transpose = self.transpose(g);
+                let bytes = bases(&self.pairs(g).adjoint(), &self.backward_phases(&wanted(g).1)).1 * 4;
+                stages.push(Stage {
+                    pass: Pass::Transform(0),
+                    reads: vec![Operand::Parameter(0)],
+                    writes: vec![Operand::Internal(0)],
+                    makes: vec![Make::Internal { number: 0, bytes }],
+                    tiles: transpose.tiles,
+                    scratch: 0,
+                    work: Work { flops: 0.0, bytes: 2.0 * bytes as f64 },
+                });
+            }
             let pass = self.input_gradient(g);
-            let mut reads = vec![Operand::OutputGradient, Operand::Internal(0)];
+            let mut reads = vec![Operand::OutputGradient, weights];
             if g.accumulate[0] {
                 reads.push(Operand::InputGradient(0));
             }

@@ -24,7 +24,14 @@ fn problem(seed: u64) -> Option<Problem> {
     let windows = windows(&mut numbers, axes);
     let groups = [1, 1, 1, 2, 3, 8][numbers.below(6)];
     let mut per_group = || 1 + numbers.below([40, 20][usize::from(groups > 1)]);
-    let (channels, filters) = (groups * per_group(), groups * per_group());
+    let (mut channels, mut filters) = (groups * per_group(), groups * per_group());
+    let mut groups = groups;
+    if numbers.below(6) == 0 {
+        (channels, groups) = (filters, filters);
+    }
+    if numbers.below(12) == 0 {
+        (groups, filters) = (channels, 2 * channels);
+    }
     let bias = numbers.below(2) == 0;
     let kind = match numbers.below(8) {
         0 => Kind::FullyConnected(FullyConnected { outputs: filters, bias }),
