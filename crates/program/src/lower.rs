@@ -483,8 +483,11 @@ impl<'a> Builder<'a> {
     }
 
     fn parameter(&mut self, what: What, l: LayerId, p: usize, home: Home) -> BufferId {
-        let geometry = self.geometries[l.0].clone().expect("bug: parameters of a layer without a geometry");
-        let len = fast::twin(&self.network.layers[l.0].kind).packing(p, &geometry).len;
+        if let Some(&found) = self.found.get(&what) {
+            return found;
+        }
+        let geometry = self.geometries[l.0].as_ref().expect("bug: parameters of a layer without a geometry");
+        let len = fast::twin(&self.network.layers[l.0].kind).packed(p, geometry);
         self.buffer_with(what, len * 4, home, None)
     }
 

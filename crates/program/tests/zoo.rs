@@ -19,7 +19,11 @@ fn every_network_becomes_a_program() {
         assert_eq!(train.verify(), Ok(()), "{}", model.name);
         let test = lower(&network, &single, Rank(0), &options(2, Mode::Evaluate)).unwrap();
         assert_eq!(test.verify(), Ok(()), "{}", model.name);
-        assert!(test.memory.step_bytes < train.memory.step_bytes, "{}: evaluation keeps nothing for backward", model.name);
+        assert!(
+            test.memory.step_bytes < train.memory.step_bytes,
+            "{}: evaluation keeps nothing for backward",
+            model.name
+        );
         assert_eq!(train.sent_bytes(), 0);
     }
 }
@@ -34,7 +38,10 @@ fn a_deep_network_splits_by_samples_and_by_rows() {
         for rank in 0..ranks {
             let program = lower(&network, &strategy, Rank(rank), &options(4, Mode::Train)).unwrap();
             assert_eq!(program.verify(), Ok(()), "{text}, rank {rank}");
-            assert!(program.sent_bytes() > 0 && program.memory.step_bytes < one.memory.step_bytes, "{text}, rank {rank}");
+            assert!(
+                program.sent_bytes() > 0 && program.memory.step_bytes < one.memory.step_bytes,
+                "{text}, rank {rank}"
+            );
         }
     }
 }

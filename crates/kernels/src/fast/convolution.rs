@@ -38,4 +38,8 @@ impl Fast for Convolution {
     fn packing(&self, parameter: usize, g: &Geometry) -> Packing {
         windowed(self, g).packing(parameter, g)
     }
+
+    fn packed(&self, parameter: usize, g: &Geometry) -> usize {
+        windowed(self, g).packed(parameter, g)
+    }
 }

@@ -63,6 +63,11 @@ pub trait Fast {
     fn packing(&self, parameter: usize, geometry: &Geometry) -> Packing {
         unreachable!("bug: parameter {parameter} of a layer without parameters ({geometry:?})")
     }
+
+    /// The length of a parameter in kernel order, without working out where each element lies.
+    fn packed(&self, parameter: usize, geometry: &Geometry) -> usize {
+        self.packing(parameter, geometry).len
+    }
 }
 
 /// How a parameter lies in kernel order.

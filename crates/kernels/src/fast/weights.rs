@@ -79,6 +79,11 @@ impl Pairs {
         self.lines() * self.outer.block
     }
 
+    /// Floats of all weights, filler included.
+    pub fn floats(&self, taps: usize) -> usize {
+        self.count * taps * self.line()
+    }
+
     /// Number of the pair of two blocks that meet.
     pub fn number(&self, outer: usize, inner: usize) -> usize {
         debug_assert!(self.meets[outer].contains(&inner), "bug: blocks {outer} and {inner} do not meet");
@@ -117,7 +122,7 @@ impl Pairs {
                 places.extend((0..taps).map(|tap| self.place(outer, inner, (tap, taps))));
             }
         }
-        Packing { len: self.count * taps * self.line(), places }
+        Packing { len: self.floats(taps), places }
     }
 
     /// From `[inner][outer of the group][tap]`, as PyTorch stores a transposed convolution.
@@ -130,7 +135,7 @@ impl Pairs {
                 places.extend((0..taps).map(|tap| self.place(outer, inner, (tap, taps))));
             }
         }
-        Packing { len: self.count * taps * self.line(), places }
+        Packing { len: self.floats(taps), places }
     }
 }
 

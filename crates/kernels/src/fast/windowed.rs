@@ -276,6 +276,11 @@ impl Fast for Windowed {
             _ => bias_packing(pairs.outer),
         }
     }
+
+    fn packed(&self, parameter: usize, g: &Geometry) -> usize {
+        let pairs = self.pairs(g);
+        if parameter == 0 { pairs.floats(self.taps()) } else { bias_packing(pairs.outer).len }
+    }
 }
 
 #[cfg(test)]
