@@ -7,7 +7,7 @@
 //! Twin: `reference/max_pool.rs`.
 
 use super::Fast;
-use super::lines::{Line, Row, Rows, Source, Span, Target, View, both, output_gradient, points, put, wanted};
+use super::lines::{Line, Row, Rows, Source, Span, Target, View, both, output_gradient, points, wanted};
 use super::wide::{Plain, Wide};
 use super::window::{Lists, Window};
 use crate::{BLOCK, Geometry, Kernel, Make, Mode, Operand, Operands, Pass, Stage, Work};
@@ -293,35 +293,40 @@ impl InputGradient {
         outputs.fold((0, 0), |span, (o, _)| if span == (0, 0) { (o, o + 1) } else { (span.0, o + 1) })
     }
 
-    /// One row of the input's gradient from the outputs in `space`.
+    /// One row of the input's gradient from the outputs in `space`, one row of these after the other.
     #[inline(always)]
     fn row<P: Place>(&self, operands: &Operands, row: Row, view: View, space: [Span; 3], lines: &mut [Line]) {
         let [wd, wh, ww] = self.pool.windows;
         let r = &self.pool.rows;
         let [_, _, depth, height, width] = r.region.shape().0;
-        for (i, line) in lines.iter_mut().enumerate() {
-            let mut sum = [0f32; BLOCK];
-            for (d, kd) in wd.over(row.d, space[0]) {
-                for (h, kh) in wh.over(row.h, space[1]) {
-                    let number = (row.n - r.region.start[0]) as usize * depth + (d - r.region.start[2]) as usize;
-                    let number = (number * height + (h - r.region.start[3]) as usize) * r.blocks + row.block;
-                    // SAFETY: forward, which wrote the places, is over; all tiles only read them.
-                    let places = unsafe { &*places_of_row::<P>(operands, number, width) };
-                    let dy = view.row(d, h, space[2]);
+        if !self.target.add {
+            lines.fill([0.0; BLOCK]);
+        }
+        for (d, kd) in wd.over(row.d, space[0]) {
+            for (h, kh) in wh.over(row.h, space[1]) {
+                let number = (row.n - r.region.start[0]) as usize * depth + (d - r.region.start[2]) as usize;
+                let number = (number * height + (h - r.region.start[3]) as usize) * r.blocks + row.block;
+                // SAFETY: forward, which wrote the places, is over; all tiles only read them.
+                let places = unsafe { &*places_of_row::<P>(operands, number, width) };
+                let dy = view.row(d, h, space[2]);
+                let first = (kd * wh.kernel + kh) * ww.kernel;
+                for (i, line) in lines.iter_mut().enumerate() {
                     for &(at, kw) in self.over.of(i) {
-                        won(&dy[at], &places[at], ((kd * wh.kernel + kh) * ww.kernel + kw) as u32, &mut sum);
+                        won(&dy[at], &places[at], (first + kw) as u32, line);
                     }
                 }
             }
-            put(line, &sum, self.target.add);
         }
     }
 }
 
+/// Adds the gradients of the outputs that this place won.
 #[inline(always)]
 fn won<P: Place>(dy: &Line, places: &[P; BLOCK], here: u32, sum: &mut Line) {
     for l in 0..BLOCK {
-        sum[l] += if places[l].is(here) { dy[l] } else { 0.0 };
+        // A mask of bits rather than a choice: this becomes vector code.
+        let mask = 0u32.wrapping_sub(places[l].is(here) as u32);
+        sum[l] += f32::from_bits(dy[l].to_bits() & mask);
     }
 }
 

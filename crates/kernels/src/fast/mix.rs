@@ -4,7 +4,7 @@
 //! Always true
 //! - Sums run over depth, height, width in order, each row by itself and then rows together.
 
-use super::lines::{Line, Row, Rows, Source, Span, Target, View, output_gradient, points, put, wanted};
+use super::lines::{Line, Row, Rows, Source, Span, Target, View, output_gradient, points, wanted};
 use super::wide::{Plain, Wide};
 use super::window::Lists;
 use crate::{BLOCK, Geometry, Kernel, Operand, Operands, Pass, Stage, Work};
@@ -60,6 +60,8 @@ struct Mix {
     target: Target,
     rows: Rows,
     axes: [Along; 3],
+    /// Whether any sum is divided. Not where sums are added to what is there.
+    divides: bool,
 }
 
 /// One axis of a mixture: for each target point, the source points and weights.
@@ -124,7 +126,9 @@ impl Mix {
     fn new(from: Operand, source: Source, target: Target, region: &Region, axes: [Along; 3]) -> Mix {
         let read: usize = axes.iter().map(|a| points(a.seen)).product();
         let lines = 1 + read.div_ceil(region.shape().points().max(1));
-        Mix { from, source, target, rows: Rows::new(region, lines), axes }
+        let divides = axes.iter().any(|a| a.divisors.iter().any(|&d| d != 1.0));
+        debug_assert!(!(divides && target.add), "bug: a sum divided after it was added");
+        Mix { from, source, target, rows: Rows::new(region, lines), axes, divides }
     }
 
     fn stage(&self, pass: Pass) -> Stage {
@@ -150,29 +154,32 @@ impl Mix {
         self.axes[0].most * self.axes[1].most * points(self.axes[2].seen)
     }
 
-    /// One row of the target.
+    /// One row of the target from one row of the source after the other.
     #[inline(always)]
     fn row(&self, row: Row, view: View, lines: &mut [Line]) {
         let [along_d, along_h, along_w] = &self.axes;
         let d = (row.d - self.rows.region.start[2]) as usize;
         let h = (row.h - self.rows.region.start[3]) as usize;
-        for (w, line) in lines.iter_mut().enumerate() {
-            let mut sum = [0f32; BLOCK];
-            for &(d, weight_d) in along_d.lists.of(d) {
-                for &(h, weight_h) in along_h.lists.of(h) {
-                    let source = view.row(d, h, along_w.seen);
+        if !self.target.add {
+            lines.fill([0.0; BLOCK]);
+        }
+        for &(d, weight_d) in along_d.lists.of(d) {
+            for &(h, weight_h) in along_h.lists.of(h) {
+                let source = view.row(d, h, along_w.seen);
+                for (w, line) in lines.iter_mut().enumerate() {
                     let mut across = [0f32; BLOCK];
                     for &(w, weight) in along_w.lists.of(w) {
                         add_weighted(&source[(w - along_w.seen.0) as usize], weight, &mut across);
                     }
-                    add_weighted(&across, weight_d * weight_h, &mut sum);
+                    add_weighted(&across, weight_d * weight_h, line);
                 }
             }
-            let divisor = along_d.divisors[d] * along_h.divisors[h] * along_w.divisors[w];
-            if divisor != 1.0 {
-                sum.iter_mut().for_each(|v| *v /= divisor);
+        }
+        if self.divides {
+            let divisor = along_d.divisors[d] * along_h.divisors[h];
+            for (line, across) in lines.iter_mut().zip(&along_w.divisors) {
+                line.iter_mut().for_each(|v| *v /= divisor * across);
             }
-            put(line, &sum, self.target.add);
         }
     }
 }
