@@ -345,8 +345,8 @@ impl Plain for InputGradient {
 mod tests {
     use super::*;
     use crate::fast::window::random;
-    use crate::twin::{Problem, check, halves};
-    use convoy_net::{Kind, Operation, Shape};
+    use crate::twin::{Problem, check, compare, halves};
+    use convoy_net::{Kind, Operation, Shape, layers::Windows};
 
     /// Random windows over random shapes of one, two and three dimensions.
     fn problem(seed: u64) -> Option<Problem> {
@@ -369,6 +369,22 @@ mod tests {
     fn large_windows_keep_wide_places() {
         let layer = MaxPool { ceil: true, ..MaxPool::new(&[7, 7, 7]) };
         check(&Problem { exact: true, ..Problem::new(Kind::MaxPool(layer), &[Shape([1, 17, 9, 10, 15])]) });
+    }
+
+    /// What is not a number is seen in the output, and gets the gradient.
+    #[test]
+    fn nan_wins() {
+        let layer = MaxPool { windows: Windows { stride: vec![1, 1], ..Windows::new(&[2, 3]) }, ceil: false };
+        let problem = Problem::new(Kind::MaxPool(layer), &[Shape([1, 20, 1, 6, 7])]);
+        let mut values = problem.values();
+        values.inputs[0].data.iter_mut().step_by(11).for_each(|x| *x = f64::NAN);
+        let (fast, reference) = (problem.fast(&values), problem.reference(&values));
+        assert!(reference.output.data.iter().any(|y| y.is_nan()));
+        for (fast, reference) in fast.output.data.iter().zip(&reference.output.data) {
+            assert!(fast == reference || fast.is_nan() && reference.is_nan(), "{fast}, not {reference}");
+        }
+        let (fast, reference) = (fast.gradients.unwrap(), reference.gradients.unwrap());
+        compare(&problem, "input gradient", &fast.inputs[0].data, &reference.inputs[0].data);
     }
 
     #[test]
