@@ -21,7 +21,7 @@
 
 /// Philox 4x32 with ten rounds: four random words from a key and a counter. For one key, different counters give different
 /// words.
-#[inline]
+#[inline(always)]
 pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     let [mut k0, mut k1] = key;
     let [mut a, mut b, mut c, mut d] = counter;
@@ -62,15 +62,34 @@ pub struct Key {
 }
 
 impl Key {
-    /// The words of elements `4 * quad` to `4 * quad + 3`: loops over many elements take four at a time.
+    /// The words of elements `4 * quad` to `4 * quad + 3`.
     #[inline]
     pub fn words(&self, quad: u64) -> [u32; 4] {
+        philox(self.key(), self.counter(quad))
+    }
+
+    /// The words of `N` quads from `quad` on: `[word][quad]`. With eight and more this becomes vector code.
+    #[inline(always)]
+    pub fn many<const N: usize>(&self, quad: u64) -> [[u32; N]; 4] {
+        let [mut a, mut b, mut c, mut d] = [[0; N]; 4];
+        for (l, (((a, b), c), d)) in a.iter_mut().zip(&mut b).zip(&mut c).zip(&mut d).enumerate() {
+            [*a, *b, *c, *d] = self.words(quad + l as u64);
+        }
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    fn key(&self) -> [u32; 2] {
+        [self.seed as u32, (self.seed >> 32) as u32]
+    }
+
+    #[inline(always)]
+    fn counter(&self, quad: u64) -> [u32; 4] {
         debug_assert!(self.step < 1 << 40, "bug: step {} has no bits in a counter", self.step);
         debug_assert!(self.layer < 1 << 16, "bug: layer {} has no bits in a counter", self.layer);
         debug_assert!(quad < 1 << 34, "bug: element {quad}·4 has no bits in a counter");
         let high = (self.step >> 32) << 24 | (quad >> 32) << 22 | (self.purpose as u64) << 16 | self.layer as u64;
-        let counter = [quad as u32, self.sample, self.step as u32, high as u32];
-        philox([self.seed as u32, (self.seed >> 32) as u32], counter)
+        [quad as u32, self.sample, self.step as u32, high as u32]
     }
 
     /// 32 random bits. Elements are below 2^36.
@@ -131,6 +150,11 @@ mod tests {
         let words: HashSet<[u32; 4]> = keys.iter().map(|(key, quad)| key.words(*quad)).collect();
         assert_eq!(words.len(), keys.len());
         assert_eq!(KEY.words(3), std::array::from_fn(|i| KEY.word(12 + i as u64)));
+        let quad = (1 << 32) - 3;
+        let many = KEY.many::<8>(quad);
+        for l in 0..8 {
+            assert_eq!(many.map(|word| word[l]), KEY.words(quad + l as u64));
+        }
     }
 
     #[test]

@@ -5,9 +5,9 @@
 //! Twin: `reference/activation.rs`.
 
 use super::Fast;
-use super::lines::{Line, Rows, Source, Target, output_gradient, points, wanted};
+use super::lines::{Line, Rows, Source, Target, each, output_gradient, points, put, wanted};
 use super::wide::{Plain, Wide};
-use crate::{BLOCK, Geometry, Kernel, Operand, Operands, Pass, Stage, Work, math};
+use crate::{Geometry, Kernel, Operand, Operands, Pass, Stage, Work, math};
 use convoy_net::{Axis, layers::Activation};
 
 /// A function of one number. All methods are `#[inline(always)]`: they run inside wide loops.
@@ -283,9 +283,7 @@ impl<F: Function> Plain for Values<F> {
 #[inline(always)]
 fn values<F: Function>(f: F, x: &[Line], y: &mut [Line]) {
     for (y, x) in y.iter_mut().zip(x) {
-        for l in 0..BLOCK {
-            y[l] = f.value(x[l]);
-        }
+        *y = each(|l| f.value(x[l]));
     }
 }
 
@@ -345,10 +343,7 @@ impl<F: Function> Plain for Slopes<F> {
 #[inline(always)]
 fn slopes<F: Function>(f: F, kept: &[Line], dy: &[Line], dx: &mut [Line], add: bool) {
     for ((dx, kept), dy) in dx.iter_mut().zip(kept).zip(dy) {
-        for l in 0..BLOCK {
-            let before = if add { dx[l] } else { 0.0 };
-            dx[l] = before + f.slope(kept[l]) * dy[l];
-        }
+        put(dx, &each(|l| f.slope(kept[l]) * dy[l]), add);
     }
 }
 

@@ -4,7 +4,7 @@
 //! Twin: `reference/dropout.rs`.
 
 use super::Fast;
-use super::lines::{Line, Row, Rows, Source, Target, output_gradient, points, put, wanted};
+use super::lines::{Line, Row, Rows, Source, Target, each, output_gradient, points, put, wanted};
 use super::wide::{Plain, Wide};
 use crate::philox::{Key, Purpose, uniform};
 use crate::{BLOCK, Geometry, Kernel, Mode, Operand, Operands, Pass, Stage, Work};
@@ -65,8 +65,8 @@ impl Drop {
             from,
             into,
             region,
-            // Random numbers cost more than memory: tiles are as for so many lines more.
-            rows: Rows::new(&region, 8),
+            // Random numbers cost more than memory: tiles are as for twice the lines.
+            rows: Rows::new(&region, 4),
         }
     }
 
@@ -78,39 +78,56 @@ impl Drop {
             writes: vec![self.into.operand],
             makes: vec![],
             tiles: self.rows.tiles,
-            scratch: self.from.1.scratch(width) + self.into.scratch(width) + width * BLOCK,
+            scratch: self.from.1.scratch(width) + self.into.scratch(width) + width * (BLOCK + 1),
             work: Work { flops: self.region.len() as f64, bytes: 8.0 * self.region.len() as f64 },
         }
     }
 
-    /// What each element of a row is multiplied with.
+    /// What each element of a row is multiplied with. `channel` has room for one channel of it.
     #[inline(always)]
-    fn factors(&self, row: Row, operands: &Operands, factors: &mut [Line]) {
+    fn factors(&self, row: Row, operands: &Operands, factors: &mut [Line], channel: &mut [f32]) {
         if self.mode == Mode::Evaluate {
             return factors.iter_mut().for_each(|line| line.fill(1.0));
         }
         let moment = operands.moment;
         let (layer, sample) = (self.layer as u32, row.n as u32);
         let key = Key { seed: moment.seed, purpose: Purpose::Dropout, layer, step: moment.step, sample };
-        let kept = (1.0 / (1.0 - self.probability as f64)) as f32;
         let [_, _, depths, heights, width] = self.shape.0;
         let first = self.region.start[1] as usize + row.block * BLOCK;
-        // Elements of one channel follow each other, and of points without space channels do: four share their words.
-        let (mut quad, mut words) = (u64::MAX, [0; 4]);
+        if self.shape.points() == 1 {
+            // Without space the channels follow each other.
+            return self.run(&key, first as u64, &mut factors[0]);
+        }
         for l in 0..BLOCK {
             let at = ((first + l) * depths + row.d as usize) * heights + row.h as usize;
-            let at = (at * width + self.region.start[4] as usize) as u64;
-            for (element, line) in (at..).zip(factors.iter_mut()) {
-                if element / 4 != quad {
-                    quad = element / 4;
-                    words = key.words(quad);
-                }
-                let dropped = uniform(words[element as usize % 4]) < self.probability;
-                line[l] = if dropped { 0.0 } else { kept };
+            self.run(&key, (at * width + self.region.start[4] as usize) as u64, channel);
+            factors.iter_mut().zip(channel.iter()).for_each(|(line, &factor)| line[l] = factor);
+        }
+    }
+
+    /// Factors of elements that follow each other, from `first` on.
+    #[inline(always)]
+    fn run(&self, key: &Key, first: u64, factors: &mut [f32]) {
+        let kept = (1.0 / (1.0 - self.probability as f64)) as f32;
+        let mut done = 0;
+        while done < factors.len() {
+            let (at, skip) = ((first + done as u64) / RUN * RUN, (first + done as u64) % RUN);
+            let words = key.many::<{ RUN as usize / 4 }>(at / 4);
+            let mut run = [0.0; RUN as usize];
+            for (i, factor) in run.iter_mut().enumerate() {
+                let dropped = uniform(words[i % 4][i / 4]) < self.probability;
+                *factor = if dropped { 0.0 } else { kept };
             }
+            let run = &run[skip as usize..];
+            let count = run.len().min(factors.len() - done);
+            factors[done..done + count].copy_from_slice(&run[..count]);
+            done += count;
         }
     }
 }
+
+/// Elements whose random numbers are made at once.
+const RUN: u64 = 32;
 
 impl Plain for Drop {
     #[inline(always)]
@@ -120,15 +137,16 @@ impl Plain for Drop {
         let width = points(columns);
         let (seen, rest) = scratch.split_at_mut(self.from.1.scratch(width));
         let (filled, rest) = rest.split_at_mut(self.into.scratch(width));
-        let factors = rest[..width * BLOCK].as_chunks_mut().0;
+        let (factors, rest) = rest.split_at_mut(width * BLOCK);
+        let (factors, channel) = (factors.as_chunks_mut().0, &mut rest[..width]);
         for row in self.rows.of(tile) {
             let from = self.from.1.view(from, row.n, row.block, row.space(columns), seen).row(row.d, row.h, columns);
-            self.factors(row, operands, factors);
+            self.factors(row, operands, factors, channel);
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
                 let into = self.into.open(operands, row, columns, filled);
                 for (into, (from, factor)) in into.iter_mut().zip(from.iter().zip(factors.iter())) {
-                    put(into, &std::array::from_fn(|l| from[l] * factor[l]), self.into.add);
+                    put(into, &each(|l| from[l] * factor[l]), self.into.add);
                 }
                 self.into.close(operands, row, columns, filled);
             }

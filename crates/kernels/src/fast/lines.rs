@@ -353,6 +353,16 @@ enum Way {
     In,
 }
 
+/// A line, lane by lane: a loop that becomes vector code, which `std::array::from_fn` does not.
+#[inline(always)]
+pub fn each(lane: impl Fn(usize) -> f32) -> Line {
+    let mut line = [0.0; BLOCK];
+    for (l, value) in line.iter_mut().enumerate() {
+        *value = lane(l);
+    }
+    line
+}
+
 /// Writes a line over, or adds it to, another.
 #[inline(always)]
 pub fn put(into: &mut Line, line: &Line, add: bool) {

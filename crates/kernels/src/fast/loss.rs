@@ -9,8 +9,8 @@
 //! Twin: `reference/loss.rs`.
 
 use super::Fast;
-use super::lines::{Blocks, Line, Row, Rows, Source, Span, Target, points, put, wanted};
-use super::softmax::{greatest, row_of_shares, rows_of_points, shares, sum_of_exp};
+use super::lines::{Blocks, Line, Row, Rows, Source, Span, Target, each, points, put, wanted};
+use super::softmax::{greatest, lanes, row_of_shares, rows_of_points, shares, sum_of_exp};
 use super::strips::Strips;
 use super::wide::{Plain, Wide};
 use crate::{BLOCK, Geometry, Kernel, Make, Operand, Operands, Pass, Stage, Work, math};
@@ -23,6 +23,9 @@ const TOP1: usize = 2;
 const TOP5: usize = 3;
 const BAD: usize = 4;
 const CLASSES: usize = 5;
+
+/// How many times the time of reading it a line takes, about: it sizes the tiles.
+const COST: usize = 4;
 
 /// What a loss says of a batch, or of several: counts add up, losses weighed by their counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -209,7 +212,7 @@ impl Sums {
             x: Source::new(&g.inputs[0].layout, g.region.range(Axis::Channel)),
             targets: Targets { region: g.region },
             channels,
-            strips: Strips::new(g.output.shape, &g.region.with(Axis::Channel, 0, one), channels.div_ceil(BLOCK)),
+            strips: Strips::new(g.output.shape, &g.region.with(Axis::Channel, 0, one), COST * channels.div_ceil(BLOCK)),
         }
     }
 
@@ -246,8 +249,8 @@ impl Plain for Sums {
                             let targets = self.targets.lines(targets, Row { block, ..row }, columns, lines);
                             let used = self.channels - block * BLOCK;
                             match self.loss {
-                                Loss::MeanSquaredError => add_up(&x, targets, block, used, sums, squared),
-                                _ => add_up(&x, targets, block, used, sums, binary),
+                                Loss::MeanSquaredError => add_up((&x, block), targets, used, sums, squared, |_, _| 0.0),
+                                _ => add_up((&x, block), targets, used, sums, binary, same_side),
                             }
                         }
                     }
@@ -326,43 +329,46 @@ fn dice(x: &Blocks, labels: &[f32], channels: usize, sums: &mut [f64]) {
     }
 }
 
-/// Adds a row of one block of elements, of which `each` says the loss and whether it is right.
+/// Adds a row of one block of elements, of which `loss` says the loss and `right` whether it counts as right (1) or not (0).
 #[inline(always)]
 fn add_up(
-    x: &Blocks,
+    (x, block): (&Blocks, usize),
     targets: &[Line],
-    block: usize,
     used: usize,
     sums: &mut [f64],
-    each: impl Fn(f32, f32) -> (f32, f32),
+    loss: impl Fn(f32, f32) -> f32,
+    right: impl Fn(f32, f32) -> f32,
 ) {
-    let (mut losses, mut right) = ([0f64; BLOCK], [0f64; BLOCK]);
+    let (mut losses, mut rights) = ([0f64; BLOCK], [0f64; BLOCK]);
     for (point, target) in targets.iter().enumerate() {
         let x = x.line(block, point);
-        for l in 0..BLOCK {
-            let (loss, ok) = each(x[l], target[l]);
-            losses[l] += loss as f64;
-            right[l] += ok as f64;
-        }
+        let (loss, right) = (each(|l| loss(x[l], target[l])), each(|l| right(x[l], target[l])));
+        (0..BLOCK).for_each(|l| losses[l] += loss[l] as f64);
+        (0..BLOCK).for_each(|l| rights[l] += right[l] as f64);
     }
     let used = used.min(BLOCK);
     sums[LOSS] += losses[..used].iter().sum::<f64>();
-    sums[TOP1] += right[..used].iter().sum::<f64>();
+    sums[TOP1] += rights[..used].iter().sum::<f64>();
     sums[COUNT] += (used * targets.len()) as f64;
 }
 
 #[inline(always)]
-fn squared(x: f32, target: f32) -> (f32, f32) {
-    ((x - target) * (x - target), 0.0)
+fn squared(x: f32, target: f32) -> f32 {
+    (x - target) * (x - target)
 }
 
-/// −log of a sigmoid's share, without its overflow: for x and −x the same logarithm.
+/// −log of the share that a sigmoid gives the target, without overflow: the logarithm is the same for x and −x.
 #[inline(always)]
-fn binary(x: f32, target: f32) -> (f32, f32) {
+fn binary(x: f32, target: f32) -> f32 {
     let above = if x > 0.0 { x } else { 0.0 };
-    let loss = (above - x * target) + math::log1p_unit(math::exp(-x.abs()));
-    let right = (x > 0.0) == (target > 0.5);
-    (loss, if right { 1.0 } else { 0.0 })
+    (above - x * target) + math::log1p_unit(math::exp(-x.abs()))
+}
+
+/// Whether output and target are on the same side.
+#[inline(always)]
+fn same_side(x: f32, target: f32) -> f32 {
+    let (x, target) = (if x > 0.0 { 1.0 } else { 0.0 }, if target > 0.5 { 1.0 } else { 0.0 });
+    if x == target { 1.0 } else { 0.0 }
 }
 
 /// Backward.
@@ -385,7 +391,7 @@ impl Gradient {
             targets: Targets { region: g.region },
             dx: Target::input_gradient(g, 0),
             channels: region.size(Axis::Channel),
-            rows: rows_of_points(region, 2),
+            rows: rows_of_points(region, 2 * COST),
         }
     }
 
@@ -429,10 +435,11 @@ impl Plain for Gradient {
                             return [0.0; BLOCK];
                         };
                         let share = shares(x.line(block, point), most[point], inverse[point]);
-                        std::array::from_fn(|l| {
-                            let own = if block * BLOCK + l == class { 1.0 - label_smoothing } else { 0.0 };
-                            (share[l] - spread - own) * scale
-                        })
+                        let mut line = each(|l| (share[l] - spread) * scale);
+                        if class / BLOCK == block {
+                            line[class % BLOCK] -= (1.0 - label_smoothing) * scale;
+                        }
+                        line
                     });
                 }
             }
@@ -447,28 +454,32 @@ impl Plain for Gradient {
                     let x = self.x.blocks(x, row, columns, seen);
                     let labels = self.targets.labels(targets, row, columns);
                     row_of_shares(&x, self.channels, most, inverse);
-                    // What the gradient of each share of a point is: that of the sums, and of the overlap for its label.
-                    let of_share = |block: usize, l: usize, class: usize| {
-                        all[block][l] - if block * BLOCK + l == class { own[block][l] } else { 0.0 }
-                    };
+                    // The gradient of a point's shares: that of the sums, and of the overlap for its label.
                     for (point, mean) in mean.iter_mut().enumerate() {
                         let Label::Class(class) = read(labels[point], self.channels, None) else { continue };
                         let mut sums = [0f32; BLOCK];
-                        for block in 0..self.blocks() {
+                        for (block, all) in all.iter().enumerate() {
                             let share = shares(x.line(block, point), most[point], inverse[point]);
                             let used = self.channels - block * BLOCK;
-                            for l in 0..BLOCK {
-                                sums[l] += if l < used { share[l] * of_share(block, l, class) } else { 0.0 };
+                            // Filler, which is 0, may be far above all channels.
+                            let line = each(|l| if l < used { share[l] * all[l] } else { 0.0 });
+                            put(&mut sums, &line, true);
+                            if class / BLOCK == block {
+                                sums[class % BLOCK] -= share[class % BLOCK] * own[block][class % BLOCK];
                             }
                         }
-                        *mean = sums.iter().sum();
+                        *mean = lanes(&sums) as f32;
                     }
                     self.write(operands, row, filled, |block, point| {
                         let Label::Class(class) = read(labels[point], self.channels, None) else {
                             return [0.0; BLOCK];
                         };
                         let share = shares(x.line(block, point), most[point], inverse[point]);
-                        std::array::from_fn(|l| share[l] * (of_share(block, l, class) - mean[point]))
+                        let mut line = each(|l| share[l] * (all[block][l] - mean[point]));
+                        if class / BLOCK == block {
+                            line[class % BLOCK] -= share[class % BLOCK] * own[block][class % BLOCK];
+                        }
+                        line
                     });
                 }
             }
@@ -521,7 +532,7 @@ impl Gradient {
                     let dx = self.dx.open(operands, row, columns, filled);
                     for (point, (dx, target)) in dx.iter_mut().zip(targets).enumerate() {
                         let x = x.line(block, point);
-                        put(dx, &std::array::from_fn(|l| slope(x[l], target[l])), self.dx.add);
+                        put(dx, &each(|l| slope(x[l], target[l])), self.dx.add);
                     }
                     self.dx.close(operands, row, columns, filled);
                 }

@@ -6,7 +6,7 @@
 //! Twin: `reference/softmax.rs`.
 
 use super::Fast;
-use super::lines::{Blocks, Line, Row, Rows, Source, Target, output_gradient, points, put, wanted};
+use super::lines::{Blocks, Line, Row, Rows, Source, Target, each, output_gradient, points, put, wanted};
 use super::wide::{Plain, Wide};
 use crate::{BLOCK, Geometry, Kernel, Operand, Operands, Pass, Stage, Work, math};
 use convoy_net::{Axis, Region, layers::Softmax};
@@ -22,7 +22,11 @@ pub fn greatest(x: &Blocks, point: usize, channels: usize) -> f32 {
             most[l] = if value > most[l] { value } else { most[l] };
         }
     }
-    most.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
+    let pick = |a: f32, b: f32| if b > a { b } else { a };
+    for half in [8, 4, 2, 1] {
+        (0..half).for_each(|l| most[l] = pick(most[l], most[l + half]));
+    }
+    most[0]
 }
 
 /// The sum of e^(x − most) over the channels of a point.
@@ -37,13 +41,18 @@ pub fn sum_of_exp(x: &Blocks, point: usize, channels: usize, most: f32) -> f64 {
         }
     }
     // In double precision: a sum just above 1 keeps what its logarithm will be.
-    sums.iter().map(|&s| s as f64).sum()
+    lanes(&sums)
 }
 
-/// The sum of a line's lanes, in order.
+/// The sum of a line's lanes, by halves.
 #[inline(always)]
-pub fn lanes(line: &Line) -> f32 {
-    line.iter().sum()
+pub fn lanes(line: &Line) -> f64 {
+    let mut sums = [0f64; 8];
+    (0..8).for_each(|l| sums[l] = line[l] as f64 + line[l + 8] as f64);
+    for half in [4, 2, 1] {
+        (0..half).for_each(|l| sums[l] += sums[l + half]);
+    }
+    sums[0]
 }
 
 /// Greatest channels and one over the sums, for every point of a row: e^(x − most)·inverse are the shares.
@@ -162,7 +171,7 @@ impl Plain for Shares {
 /// A line's shares.
 #[inline(always)]
 pub fn shares(x: &Line, most: f32, inverse: f32) -> Line {
-    std::array::from_fn(|l| math::exp(x[l] - most) * inverse)
+    each(|l| math::exp(x[l] - most) * inverse)
 }
 
 /// The gradient of the input: each share times (its gradient − the mean gradient, weighed by the shares).
@@ -230,7 +239,7 @@ impl Plain for Gradient {
                     let dx = self.dx.open(operands, row, columns, filled);
                     for (point, (dx, (x, dy))) in dx.iter_mut().zip(x.iter().zip(dy)).enumerate() {
                         let share = shares(x, most[point], inverse[point]);
-                        put(dx, &std::array::from_fn(|l| share[l] * (dy[l] - mean[point])), self.dx.add);
+                        put(dx, &each(|l| share[l] * (dy[l] - mean[point])), self.dx.add);
                     }
                     self.dx.close(operands, row, columns, filled);
                 }
@@ -247,12 +256,10 @@ impl Gradient {
         for block in 0..self.channels.div_ceil(BLOCK) {
             let (share, dy) = (shares(x.line(block, point), most, inverse), dy.line(block, point));
             let used = self.channels - block * BLOCK;
-            for l in 0..BLOCK {
-                // Filler, which is 0, may be far above all channels.
-                sums[l] += if l < used { share[l] * dy[l] } else { 0.0 };
-            }
+            // Filler, which is 0, may be far above all channels.
+            put(&mut sums, &each(|l| if l < used { share[l] * dy[l] } else { 0.0 }), true);
         }
-        lanes(&sums)
+        lanes(&sums) as f32
     }
 }
 
