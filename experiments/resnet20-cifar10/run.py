@@ -127,9 +127,9 @@ def torch_run(net, args, images, labels, test_images, test_labels):
 
 def convoy_run(args, weights, runs):
     command = [args.convoy, "train", "--model", "resnet20", "--data", f"cifar10:{args.data}", "--batch", str(args.batch),
-               "--epochs", str(args.epochs), "--seed", str(args.seed), "--weights", str(weights), "--run-folder", str(runs),
-               "--optimizer", "{ kind = 'sgd', momentum = 0.9, weight_decay = 5e-4 }",
-               "--schedule", f"{{ kind = 'cosine', lr = {args.lr} }}", "--json"]
+               "--epochs", str(args.epochs), "--seed", str(args.seed), "--optimizer", "sgd",
+               "--momentum", "0.9", "--weight-decay", "5e-4", "--schedule", "cosine", "--lr", str(args.lr), "--augment", "",
+               "--json", "--weights", str(weights), "--folder", str(runs)]
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip().splitlines()
     run = pathlib.Path(json.loads(out[-1])["run"])
     losses, tests = [], []
@@ -194,7 +194,7 @@ def main():
     rows = ["epoch,torch_test,convoy_test"] + [f"{i + 1},{a:.4f},{b:.4f}" for i, (a, b) in enumerate(zip(their_tests, our_tests))]
     (out / "epochs.csv").write_text("\n".join(rows) + "\n")
     plain = ["convoy" if part == args.convoy else "cifar10:DIR" if part.startswith("cifar10:") else part for part in command]
-    (out / "command.txt").write_text(" ".join(plain[:plain.index("--weights")] + plain[plain.index("--weights") + 4:]) + "\n")
+    (out / "command.txt").write_text(" ".join(repr(word) if not word else word for word in plain[:plain.index("--weights")]) + " --weights start.safetensors\n")
     per_epoch = -(-len(images) // args.batch)
     plot(out / "curves.svg", [("PyTorch", theirs, "#d95f02"), ("Convoy", ours, "#1b3a93")], per_epoch)
     first = max(abs(a - b) for a, b in zip(theirs[:20], ours[:20]))

@@ -667,10 +667,12 @@ impl<'a> Builder<'a> {
             output,
         };
         depend(&mut program.ops, program.buffers.len());
+        debug_assert_eq!(program.verify(), Ok(()), "bug: after dependencies");
         let results: &[usize] = if program.mode == Mode::Evaluate { &[measured.0, output.0] } else { &[measured.0] };
         MemoryPlan::make(&mut program, results);
+        debug_assert_eq!(program.verify(), Ok(()), "bug: after planning memory");
         prioritise(&mut program.ops);
-        debug_assert_eq!(program.verify(), Ok(()));
+        debug_assert_eq!(program.verify(), Ok(()), "bug: after priorities");
         program
     }
 }

@@ -277,6 +277,11 @@ impl Program {
                 users[access.buffer.0].push((i, *access));
             }
         }
+        if let Some(i) = (0..self.ops.len())
+            .find(|&i| self.ops[i].after.iter().any(|b| self.ops[b.0].remaining < self.ops[i].remaining))
+        {
+            return Err(format!("op {i} has a longer remaining path than an op it waits for"));
+        }
         self.memory.verify(self)
     }
 
