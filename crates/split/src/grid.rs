@@ -182,7 +182,7 @@ mod tests {
             let mut seen = vec![0; shape.len()];
             for part in 0..grid.parts() {
                 let r = grid.region(shape, part);
-                for i in 0..shape.len() {
+                for (i, seen) in seen.iter_mut().enumerate() {
                     let s = shape.0;
                     let at = [
                         i / (s[1] * s[2] * s[3] * s[4]),
@@ -192,7 +192,7 @@ mod tests {
                         i % s[4],
                     ];
                     let inside = (0..5).all(|a| r.start[a] <= at[a] as isize && (at[a] as isize) < r.end[a]);
-                    seen[i] += inside as usize;
+                    *seen += inside as usize;
                 }
             }
             assert!(seen.iter().all(|&n| n == 1), "{grid}");
