@@ -9,8 +9,7 @@
 //! waiting does not show.
 
 use convoy_kernels::{
-    Geometry, Kernel, Layout, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Winograd,
-    fast::{self, Fast},
+    Geometry, Kernel, Layout, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Winograd, fast,
     fma_peak_gflops,
 };
 use convoy_net::{Axis, Kind, LayerId, Region, Shape, zoo};
@@ -108,20 +107,17 @@ fn measure(kind: &Kind, input: Shape, first: bool, threads: usize, winograd: Win
         memory.insert(Operand::Parameter(p), Memory::new(len));
         memory.insert(Operand::ParameterGradient(p), Memory::new(len));
     }
-    let stages: Vec<Stage> = twin.forward(&geometry).into_iter().chain(twin.backward(&geometry)).collect();
+    // Stages that bring weights or inputs into another form belong to the pass that follows.
+    let (forward, backward) = (twin.forward(&geometry), twin.backward(&geometry));
+    let weights = backward.iter().rposition(|s| matches!(s.pass, Pass::WeightGradient(_))).expect("weights");
+    let passes = backward.into_iter().enumerate().map(|(i, stage)| (if i <= weights { 2 } else { 1 }, stage));
+    let stages: Vec<(usize, Stage)> = forward.into_iter().map(|stage| (0, stage)).chain(passes).collect();
     let mut cells: [Option<(f64, usize)>; 3] = [None; 3];
-    let mut weights_done = false;
-    for stage in &stages {
-        let cell = match stage.pass {
-            Pass::Forward => 0,
-            Pass::WeightGradient(1) => continue,
-            Pass::WeightGradient(_) | Pass::GradientStatistics => 2,
-            // Weights brought into another form are part of the pass that follows.
-            Pass::Transform(_) if stage.writes.iter().any(|o| forward_reads(twin, &geometry, *o)) => 0,
-            _ if weights_done => 1,
-            _ => 1,
-        };
-        weights_done |= cell == 2;
+    for (cell, stage) in &stages {
+        let cell = *cell;
+        if stage.pass == Pass::WeightGradient(1) {
+            continue;
+        }
         for make in &stage.makes {
             if let Make::Internal { number, bytes } = make {
                 memory.insert(Operand::Internal(*number), Memory::new(bytes / 4));
@@ -137,10 +133,6 @@ fn measure(kind: &Kind, input: Shape, first: bool, threads: usize, winograd: Win
         cells[cell] = Some((sum + seconds, tiles.max(stage.tiles)));
     }
     cells
-}
-
-fn forward_reads(twin: &dyn Fast, geometry: &Geometry, operand: Operand) -> bool {
-    twin.forward(geometry).iter().any(|stage| stage.reads.contains(&operand))
 }
 
 /// One rank's geometry of the whole layer.

@@ -44,7 +44,7 @@ pub enum Operand {
 /// The kind of computation of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pass {
-    /// Parameters brought into another order or domain for the passes that follow.
+    /// Parameters, inputs or sums in another order or domain, for the passes that follow.
     Transform(usize),
     Forward,
     /// Sums over samples that forward needs.

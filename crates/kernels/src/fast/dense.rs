@@ -274,7 +274,6 @@ impl Dense {
             };
             let a = source + meets.start * self.source_layout.plane;
             let b = p.base + self.pairs.before[block] * p.taps * self.pairs.line();
-            let (a_at, b_at, c_at) = (a as isize, b as isize, target(block));
             let sweep = Sweep {
                 a: from[a..].as_ptr(),
                 a_off,
@@ -283,19 +282,11 @@ impl Dense {
                 ak: 1,
                 bk: BLOCK,
                 lanes: self.pairs.depthwise,
-                c: c.wrapping_add(c_at),
+                c: c.wrapping_add(target(block)),
                 c_off,
                 start,
             };
-            if cfg!(debug_assertions) {
-                let [a, b, c] = sweep.reach();
-                assert!(a_at + a.start >= 0 && a_at + a.end <= from.len() as isize, "bug: sources {a:?} from {a_at}");
-                assert!(
-                    b_at + b.start >= 0 && b_at + b.end <= weights.len() as isize,
-                    "bug: weights {b:?} from {b_at}"
-                );
-                assert!(c_at as isize + c.end <= (to.bytes / 4) as isize, "bug: targets {c:?} from {c_at}");
-            }
+            sweep.assert_inside(from.len() - a, weights.len() - b, to.bytes / 4 - target(block));
             // SAFETY: tables were made from the layouts of these operands, as asserted above; the strip's lines of this
             // block belong to this unit alone.
             unsafe { self.isa.sweep(&sweep) }

@@ -7,6 +7,7 @@
 use super::simd::Avx2;
 use super::simd::{Portable, Simd};
 use super::sweep::{self, Sweep};
+use super::transforms::{self, Distances, Transforms};
 use crate::BLOCK;
 
 /// The kernels of one instruction set.
@@ -17,6 +18,9 @@ pub struct Isa {
     add: unsafe fn(*mut f32, *const f32, usize),
     sum: unsafe fn(*mut f32, *const f32, usize),
     fma_loop: unsafe fn(usize) -> f32,
+    /// Of F(4x4, 3x3) and F(2x2, 3x3).
+    pub four: Transforms,
+    pub two: Transforms,
 }
 
 impl Isa {
@@ -137,7 +141,36 @@ macro_rules! instantiate {
             unsafe fn fma_loop(rounds: usize) -> f32 {
                 unsafe { super::fma_loop::<$simd>(rounds) }
             }
-            pub static ISA: Isa = Isa { sweep_unit, sweep_strided, sweep_lanes, add, sum, fma_loop };
+            instantiate!(@transforms four, $simd, ($($feature)?));
+            instantiate!(@transforms two, $simd, ($($feature)?));
+            pub static ISA: Isa = Isa {
+                sweep_unit,
+                sweep_strided,
+                sweep_lanes,
+                add,
+                sum,
+                fma_loop,
+                four: four::ALL,
+                two: two::ALL,
+            };
+        }
+    };
+    (@transforms $size:ident, $simd:ty, $feature:tt) => {
+        mod $size {
+            use super::*;
+            instantiate!(@one $size, input, $simd, $feature);
+            instantiate!(@one $size, output, $simd, $feature);
+            instantiate!(@one $size, gradient, $simd, $feature);
+            instantiate!(@one $size, weight, $simd, $feature);
+            instantiate!(@one $size, weight_gradient, $simd, $feature);
+            pub const ALL: Transforms = Transforms { input, output, gradient, weight, weight_gradient };
+        }
+    };
+    (@one $size:ident, $name:ident, $simd:ty, ($($feature:literal)?)) => {
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn $name(source: *const f32, from: Distances, target: *mut f32, to: Distances, line: *const f32) {
+            let f = |x| unsafe { transforms::$size::$name::<$simd>(x) };
+            unsafe { transforms::two_sided::<$simd, _, _>(f, source, from, target, to, line) }
         }
     };
 }

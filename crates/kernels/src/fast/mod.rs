@@ -19,6 +19,7 @@ mod fully_connected;
 mod global_average_pool;
 mod group_norm;
 pub(crate) mod isa;
+mod leaves;
 mod lines;
 mod local_response_norm;
 mod loss;
@@ -33,6 +34,7 @@ mod simd;
 mod softmax;
 mod strips;
 mod sweep;
+mod transforms;
 mod transposed_convolution;
 mod update;
 mod upsample;
@@ -41,6 +43,7 @@ mod weights;
 mod wide;
 mod window;
 mod windowed;
+mod winograd;
 
 pub use loss::{Measured, measure};
 

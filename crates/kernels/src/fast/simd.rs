@@ -9,8 +9,8 @@
 /// Vectors of some width and what kernels do with them.
 ///
 /// # Safety
-/// Every method may be called only where the instruction set is available, and `load`, `store`, `stream` only on `LANES`
-/// floats that may be read or written; `stream` wants them aligned to the vector.
+/// Every method may be called only where the instruction set is available, and `load`, `store` only on `LANES` floats
+/// that may be read or written.
 pub trait Simd: Copy + 'static {
     const LANES: usize;
     type V: Copy;
@@ -21,6 +21,8 @@ pub trait Simd: Copy + 'static {
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     /// A hint that `p` will be read soon; any address will do.
     #[inline(always)]
     unsafe fn prefetch(p: *const f32) {
@@ -67,6 +69,14 @@ impl Simd for Portable {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V {
         map2(a, b, |x, y| x + y)
     }
+    #[inline(always)]
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |x, y| x - y)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |x, y| x * y)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -110,6 +120,14 @@ mod x86 {
         #[inline(always)]
         unsafe fn add(a: __m256, b: __m256) -> __m256 {
             unsafe { _mm256_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_sub_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+            unsafe { _mm256_mul_ps(a, b) }
         }
         #[inline(always)]
         unsafe fn prefetch(p: *const f32) {

@@ -71,6 +71,16 @@ impl Sweep<'_> {
         let a = if rows.is_empty() || a.is_empty() { 0..0 } else { rows.start + a.start..rows.end - 1 + a.end };
         [a, b, c]
     }
+
+    /// In debug builds: all that is touched is inside so many floats from `a`, `b` and `c` on.
+    #[inline]
+    pub fn assert_inside(&self, a: usize, b: usize, c: usize) {
+        if cfg!(debug_assertions) {
+            for (range, len) in self.reach().into_iter().zip([a, b, c]) {
+                assert!(range.start >= 0 && range.end <= len as isize, "bug: a sweep touches {range:?} of {len}");
+            }
+        }
+    }
 }
 
 /// One register tile: `MR` rows by `NV` vectors, which are 16 floats.

@@ -238,12 +238,7 @@ impl WeightGradient {
                         c_off: &self.dense[..rows.len()],
                         start: if pass == 0 { Start::Zero } else { Start::Held },
                     };
-                    if cfg!(debug_assertions) {
-                        let [ra, rb, rc] = sweep.reach();
-                        assert!(ra.start >= 0 && ra.end <= a.len() as isize, "bug: inputs {ra:?} of {}", a.len());
-                        assert!(rb.start >= 0 && rb.end <= b.len() as isize, "bug: gradients {rb:?} of {}", b.len());
-                        assert!(rc.end <= c.len() as isize, "bug: sums {rc:?} of {}", c.len());
-                    }
+                    sweep.assert_inside(a.len(), b.len(), c.len());
                     // SAFETY: tables were made from the layouts of these operands, as asserted above; `c` is ours.
                     unsafe { self.isa.sweep(&sweep) }
                 }

@@ -208,7 +208,7 @@ impl Kernel for Transpose {
 }
 
 /// Lines of up to 16 channels of 16 filters into 16 lines of 16 channels, filled up with zeros.
-fn transpose(from: &[f32], to: &mut [f32]) {
+pub fn transpose(from: &[f32], to: &mut [f32]) {
     for (filter, to) in to.chunks_exact_mut(BLOCK).enumerate() {
         for (channel, to) in to.iter_mut().enumerate() {
             *to = from.get(channel * BLOCK + filter).copied().unwrap_or(0.0);

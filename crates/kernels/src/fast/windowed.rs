@@ -8,9 +8,16 @@ use super::dense::{self, Dense, Place};
 use super::phases::{Phase, Window, combine};
 use super::weight_gradient::{self, BiasGradient, WeightGradient};
 use super::weights::{Pairs, Side, Transpose, bases, bias_packing};
+use super::winograd::{self, Direction, Size};
 use super::{Fast, Packing};
 use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage, Work};
-use convoy_net::{Axis, Region};
+use convoy_net::{Axis, Region, Shape};
+
+/// Numbers of transposed weights and of what Winograd's passes make on their way: pass `Transform(n)` writes `Internal(n)`.
+const TRANSPOSED: usize = 0;
+const FORWARD: [usize; 3] = [1, 2, 3];
+const BACKWARD: [usize; 3] = [4, 5, 6];
+const GRADIENT: [usize; 3] = [7, 8, 9];
 
 /// Which way a layer's forward goes through its windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +98,76 @@ impl Windowed {
         self.bias && (self.groups > 1 || g.inputs[0].layout.stored.start[Axis::Channel as usize] <= 0)
     }
 
+    /// Whether a pass over such targets (outputs, or the input's gradient) is done by Winograd's algorithm, and which.
+    fn winograd(&self, g: &Geometry, target: Shape) -> Option<Size> {
+        let plane = |w: &Window| (w.kernel, w.stride, w.dilation) == (3, 1, 1);
+        let [depth, height, width] = &self.windows;
+        let fits = self.way == Way::Gather
+            && (depth.kernel, depth.stride, depth.before) == (1, 1, 0)
+            && plane(height)
+            && plane(width)
+            && self.groups == 1
+            && self.channels.min(self.filters) >= BLOCK;
+        if fits { Size::choose(g.winograd, target) } else { None }
+    }
+
+    fn before(&self) -> [isize; 2] {
+        [1, 2].map(|i| self.windows[i].before as isize)
+    }
+
+    /// Calls `f` with forward as Winograd does it, if it does.
+    fn winograd_forward<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Convolution) -> T) -> Option<T> {
+        let size = self.winograd(g, g.output.shape)?;
+        Some(f(&winograd::Convolution {
+            size,
+            direction: Direction::Forward,
+            source: (Operand::Input(0), &g.inputs[0].layout),
+            target: (Operand::Output, &g.output.layout),
+            region: &g.region,
+            before: self.before(),
+            bias: self.adds_bias(g).then_some(Operand::Parameter(1)),
+            accumulate: false,
+            pairs: &self.pairs(g),
+            numbers: FORWARD,
+            last: Pass::Forward,
+        }))
+    }
+
+    /// The same with the input gradient: a convolution of the output's gradient.
+    fn winograd_backward<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Convolution) -> T) -> Option<T> {
+        let size = self.winograd(g, g.inputs[0].shape)?;
+        let (layout, region) = g.input_gradients[0].as_ref()?;
+        Some(f(&winograd::Convolution {
+            size,
+            direction: Direction::Backward,
+            source: (Operand::OutputGradient, gradient(g)),
+            target: (Operand::InputGradient(0), layout),
+            region,
+            before: self.before().map(|before| 2 - before),
+            bias: None,
+            accumulate: g.accumulate[0],
+            pairs: &self.pairs(g),
+            numbers: BACKWARD,
+            last: Pass::InputGradient(0),
+        }))
+    }
+
+    /// The same with the weight gradient.
+    fn winograd_gradient<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Gradient) -> T) -> Option<T> {
+        let size = self.winograd(g, g.output.shape)?;
+        Some(f(&winograd::Gradient {
+            size,
+            input: &g.inputs[0].layout,
+            gradient: gradient(g),
+            region: &g.region,
+            before: self.before(),
+            batch: g.output.shape.samples(),
+            leaves: g.leaves,
+            pairs: &self.pairs(g),
+            numbers: GRADIENT,
+        }))
+    }
+
     fn forward_pass(&self, g: &Geometry) -> Dense {
         let pairs = self.pairs(g);
         assert_eq!(
@@ -143,7 +220,7 @@ impl Windowed {
 
     /// What the input gradient multiplies with: depthwise weights need not be transposed.
     fn backward_weights(&self, g: &Geometry) -> Operand {
-        if self.pairs(g).depthwise { Operand::Parameter(0) } else { Operand::Internal(0) }
+        if self.pairs(g).depthwise { Operand::Parameter(0) } else { Operand::Internal(TRANSPOSED) }
     }
 
     fn transpose(&self, g: &Geometry) -> Transpose {
@@ -181,18 +258,14 @@ fn wanted(g: &Geometry) -> &(Layout, Region) {
     g.input_gradients[0].as_ref().expect("bug: an input gradient that nobody wants")
 }
 
-impl Fast for Windowed {
-    fn forward(&self, g: &Geometry) -> Vec<Stage> {
+impl Windowed {
+    fn direct_forward(&self, g: &Geometry) -> Vec<Stage> {
         let pass = self.forward_pass(g);
-        let mut reads = vec![Operand::Input(0), Operand::Parameter(0)];
-        if self.adds_bias(g) {
-            reads.push(Operand::Parameter(1));
-        }
-        let writes = vec![Operand::Output];
+        let bias = self.adds_bias(g).then_some(Operand::Parameter(1));
         vec![Stage {
             pass: Pass::Forward,
-            reads,
-            writes,
+            reads: [Operand::Input(0), Operand::Parameter(0)].into_iter().chain(bias).collect(),
+            writes: vec![Operand::Output],
             makes: vec![],
             tiles: pass.tiles,
             scratch: 0,
@@ -200,10 +273,9 @@ impl Fast for Windowed {
         }]
     }
 
-    fn backward(&self, g: &Geometry) -> Vec<Stage> {
-        debug_assert_eq!(g.mode, Mode::Train);
+    fn direct_weight_gradient(&self, g: &Geometry) -> Vec<Stage> {
         let pass = self.weight_gradient(g);
-        let mut stages = vec![Stage {
+        vec![Stage {
             pass: Pass::WeightGradient(0),
             reads: vec![Operand::Input(0), Operand::OutputGradient],
             writes: vec![Operand::ParameterGradient(0)],
@@ -211,58 +283,89 @@ impl Fast for Windowed {
             tiles: pass.tiles(),
             scratch: pass.scratch(),
             work: pass.work,
-        }];
-        if self.bias {
-            let pass = self.bias_gradient(g);
+        }]
+    }
+
+    fn direct_input_gradient(&self, g: &Geometry) -> Vec<Stage> {
+        let mut stages = vec![];
+        let weights = self.backward_weights(g);
+        if weights == Operand::Internal(TRANSPOSED) {
+            let transpose = self.transpose(g);
+            let bytes = bases(&self.pairs(g).adjoint(), &self.backward_phases(&wanted(g).1)).1 * 4;
             stages.push(Stage {
-                pass: Pass::WeightGradient(1),
-                reads: vec![Operand::OutputGradient],
-                writes: vec![Operand::ParameterGradient(1)],
-                makes: vec![],
-                tiles: pass.tiles,
+                pass: Pass::Transform(TRANSPOSED),
+                reads: vec![Operand::Parameter(0)],
+                writes: vec![weights],
+                makes: vec![Make::Internal { number: TRANSPOSED, bytes }],
+                tiles: transpose.tiles,
                 scratch: 0,
-                work: pass.work,
+                work: Work { flops: 0.0, bytes: 2.0 * bytes as f64 },
             });
         }
+        let pass = self.input_gradient(g);
+        let held = g.accumulate[0].then_some(Operand::InputGradient(0));
+        stages.push(Stage {
+            pass: Pass::InputGradient(0),
+            reads: [Operand::OutputGradient, weights].into_iter().chain(held).collect(),
+            writes: vec![Operand::InputGradient(0)],
+            makes: vec![],
+            tiles: pass.tiles,
+            scratch: 0,
+            work: pass.work,
+        });
+        stages
+    }
+
+    fn bias_stage(&self, g: &Geometry) -> Stage {
+        let pass = self.bias_gradient(g);
+        Stage {
+            pass: Pass::WeightGradient(1),
+            reads: vec![Operand::OutputGradient],
+            writes: vec![Operand::ParameterGradient(1)],
+            makes: vec![],
+            tiles: pass.tiles,
+            scratch: 0,
+            work: pass.work,
+        }
+    }
+}
+
+impl Fast for Windowed {
+    fn forward(&self, g: &Geometry) -> Vec<Stage> {
+        self.winograd_forward(g, |c| c.stages()).unwrap_or_else(|| self.direct_forward(g))
+    }
+
+    fn backward(&self, g: &Geometry) -> Vec<Stage> {
+        debug_assert_eq!(g.mode, Mode::Train);
+        let mut stages = self.winograd_gradient(g, |c| c.stages()).unwrap_or_else(|| self.direct_weight_gradient(g));
+        if self.bias {
+            stages.push(self.bias_stage(g));
+        }
         if g.input_gradients[0].is_some() {
-            let weights = self.backward_weights(g);
-            if weights == Operand::Internal(0) {
-                let transpose = self.transpose(g);
-                let bytes = bases(&self.pairs(g).adjoint(), &self.backward_phases(&wanted(g).1)).1 * 4;
-                stages.push(Stage {
-                    pass: Pass::Transform(0),
-                    reads: vec![Operand::Parameter(0)],
-                    writes: vec![Operand::Internal(0)],
-                    makes: vec![Make::Internal { number: 0, bytes }],
-                    tiles: transpose.tiles,
-                    scratch: 0,
-                    work: Work { flops: 0.0, bytes: 2.0 * bytes as f64 },
-                });
-            }
-            let pass = self.input_gradient(g);
-            let mut reads = vec![Operand::OutputGradient, weights];
-            if g.accumulate[0] {
-                reads.push(Operand::InputGradient(0));
-            }
-            stages.push(Stage {
-                pass: Pass::InputGradient(0),
-                reads,
-                writes: vec![Operand::InputGradient(0)],
-                makes: vec![],
-                tiles: pass.tiles,
-                scratch: 0,
-                work: pass.work,
-            });
+            let direct = || self.direct_input_gradient(g);
+            stages.extend(self.winograd_backward(g, |c| c.stages()).unwrap_or_else(direct));
         }
         stages
     }
 
     fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
+        let part = match pass {
+            Pass::Forward => self.winograd_forward(g, |c| c.prepare(pass)),
+            Pass::WeightGradient(0) => self.winograd_gradient(g, |c| c.prepare(pass)),
+            Pass::InputGradient(0) => self.winograd_backward(g, |c| c.prepare(pass)),
+            Pass::Transform(n) if FORWARD.contains(&n) => self.winograd_forward(g, |c| c.prepare(pass)),
+            Pass::Transform(n) if GRADIENT.contains(&n) => self.winograd_gradient(g, |c| c.prepare(pass)),
+            Pass::Transform(n) if BACKWARD.contains(&n) => self.winograd_backward(g, |c| c.prepare(pass)),
+            _ => None,
+        };
+        if let Some(kernel) = part.flatten() {
+            return kernel;
+        }
         match pass {
             Pass::Forward => Box::new(self.forward_pass(g)),
             Pass::WeightGradient(0) => Box::new(self.weight_gradient(g)),
             Pass::WeightGradient(1) => Box::new(self.bias_gradient(g)),
-            Pass::Transform(0) => Box::new(self.transpose(g)),
+            Pass::Transform(TRANSPOSED) => Box::new(self.transpose(g)),
             Pass::InputGradient(0) => Box::new(self.input_gradient(g)),
             _ => unreachable!("bug: a windowed layer has no pass {pass:?}"),
         }

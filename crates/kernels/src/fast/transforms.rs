@@ -1,0 +1,183 @@
+//! The transforms of Winograd's convolutions F(4x4, 3x3) and F(2x2, 3x3), on whole lines of 16 channels.
+//!
+//! A two-dimensional transform applies a one-dimensional one to columns, then to rows. Each of these is written out with
+//! what even and odd terms share: as products with matrices of constants they were three times slower.
+//!
+//! With V = input(x), U = weight(w), D = gradient(dy): `y = output(sum of V U)`, `dw = weight_gradient(sum of V D)`.
+
+use super::simd::Simd;
+use crate::BLOCK;
+
+/// Rows and columns apart, in floats.
+pub type Distances = (usize, usize);
+
+/// A transform of one window of lines: from, distances, to, distances, and a line to add to every result.
+pub type Transform = unsafe fn(*const f32, Distances, *mut f32, Distances, *const f32);
+
+/// The transforms of one size.
+pub struct Transforms {
+    /// Of an input window, `(m + 2)²` to `(m + 2)²`.
+    pub input: Transform,
+    /// Of sums back to outputs, `(m + 2)²` to `m²`.
+    pub output: Transform,
+    /// Of an output's gradient, `m²` to `(m + 2)²`.
+    pub gradient: Transform,
+    /// Of weights, `3²` to `(m + 2)²`.
+    pub weight: Transform,
+    /// Of sums back to the gradient of weights, `(m + 2)²` to `3²`.
+    pub weight_gradient: Transform,
+}
+
+// What follows is register arithmetic: its only condition is that the instruction set is there.
+
+#[inline(always)]
+unsafe fn ma<S: Simd>(k: f32, a: S::V, b: S::V) -> S::V {
+    // SAFETY: as above.
+    unsafe { S::fma(S::splat(k), a, b) }
+}
+
+#[inline(always)]
+unsafe fn scale<S: Simd>(k: f32, a: S::V) -> S::V {
+    // SAFETY: as above.
+    unsafe { S::mul(S::splat(k), a) }
+}
+
+/// Sum and difference.
+#[inline(always)]
+unsafe fn both<S: Simd>(even: S::V, odd: S::V) -> (S::V, S::V) {
+    // SAFETY: as above.
+    unsafe { (S::add(even, odd), S::sub(even, odd)) }
+}
+
+/// F(4, 3) on the points 0, 1, −1, 2, −2, infinity.
+pub mod four {
+    use super::*;
+
+    #[inline(always)]
+    pub unsafe fn input<S: Simd>(d: [S::V; 6]) -> [S::V; 6] {
+        // SAFETY: registers only.
+        unsafe {
+            let (t1, t2) = both::<S>(ma::<S>(-4., d[2], d[4]), ma::<S>(-4., d[1], d[3]));
+            let (t3, t4) = both::<S>(S::sub(d[4], d[2]), scale::<S>(2., S::sub(d[3], d[1])));
+            [ma::<S>(4., d[0], ma::<S>(-5., d[2], d[4])), t1, t2, t3, t4, ma::<S>(4., d[1], ma::<S>(-5., d[3], d[5]))]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn output<S: Simd>(m: [S::V; 6]) -> [S::V; 4] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s1, d1) = both::<S>(m[1], m[2]);
+            let (s2, d2) = both::<S>(m[3], m[4]);
+            [S::add(m[0], S::add(s1, s2)), ma::<S>(2., d2, d1), ma::<S>(4., s2, s1), S::add(ma::<S>(8., d2, d1), m[5])]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn gradient<S: Simd>(y: [S::V; 4]) -> [S::V; 6] {
+        // SAFETY: registers only.
+        unsafe {
+            let (t1, t2) = both::<S>(S::add(y[0], y[2]), S::add(y[1], y[3]));
+            let (t3, t4) = both::<S>(ma::<S>(4., y[2], y[0]), ma::<S>(8., y[3], scale::<S>(2., y[1])));
+            [y[0], t1, t2, t3, t4, y[3]]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn weight<S: Simd>(w: [S::V; 3]) -> [S::V; 6] {
+        // SAFETY: registers only.
+        unsafe {
+            let (t1, t2) = both::<S>(scale::<S>(-1. / 6., S::add(w[0], w[2])), scale::<S>(-1. / 6., w[1]));
+            let (t3, t4) = both::<S>(ma::<S>(1. / 24., w[0], scale::<S>(1. / 6., w[2])), scale::<S>(1. / 12., w[1]));
+            [scale::<S>(0.25, w[0]), t1, t2, t3, t4, w[2]]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn weight_gradient<S: Simd>(m: [S::V; 6]) -> [S::V; 3] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s1, d1) = both::<S>(m[1], m[2]);
+            let (s2, d2) = both::<S>(m[3], m[4]);
+            let first = ma::<S>(0.25, m[0], ma::<S>(-1. / 6., s1, scale::<S>(1. / 24., s2)));
+            [first, ma::<S>(-1. / 6., d1, scale::<S>(1. / 12., d2)), ma::<S>(1. / 6., S::sub(s2, s1), m[5])]
+        }
+    }
+}
+
+/// F(2, 3) on the points 0, 1, −1, infinity.
+pub mod two {
+    use super::*;
+
+    #[inline(always)]
+    pub unsafe fn input<S: Simd>(d: [S::V; 4]) -> [S::V; 4] {
+        // SAFETY: registers only.
+        unsafe { [S::sub(d[0], d[2]), S::add(d[1], d[2]), S::sub(d[2], d[1]), S::sub(d[1], d[3])] }
+    }
+
+    #[inline(always)]
+    pub unsafe fn output<S: Simd>(m: [S::V; 4]) -> [S::V; 2] {
+        // SAFETY: registers only.
+        unsafe { [S::add(m[0], S::add(m[1], m[2])), S::sub(S::sub(m[1], m[2]), m[3])] }
+    }
+
+    #[inline(always)]
+    pub unsafe fn gradient<S: Simd>(y: [S::V; 2]) -> [S::V; 4] {
+        // SAFETY: registers only.
+        unsafe { [y[0], S::add(y[0], y[1]), S::sub(y[0], y[1]), S::sub(S::zero(), y[1])] }
+    }
+
+    #[inline(always)]
+    pub unsafe fn weight<S: Simd>(w: [S::V; 3]) -> [S::V; 4] {
+        // SAFETY: registers only.
+        unsafe {
+            let (t1, t2) = both::<S>(scale::<S>(0.5, S::add(w[0], w[2])), scale::<S>(0.5, w[1]));
+            [w[0], t1, t2, w[2]]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn weight_gradient<S: Simd>(m: [S::V; 4]) -> [S::V; 3] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s, d) = both::<S>(scale::<S>(0.5, m[1]), scale::<S>(0.5, m[2]));
+            [S::add(m[0], s), d, S::add(s, m[3])]
+        }
+    }
+}
+
+/// `f` on columns, then on rows: `C x C` lines to `R x R` lines, each with `line` added where there is one.
+///
+/// # Safety
+/// The instruction set is there, and all these lines may be read and written.
+#[inline(always)]
+pub unsafe fn two_sided<S: Simd, const C: usize, const R: usize>(
+    f: impl Fn([S::V; C]) -> [S::V; R],
+    source: *const f32,
+    from: Distances,
+    target: *mut f32,
+    to: Distances,
+    line: *const f32,
+) {
+    for v in (0..BLOCK).step_by(S::LANES) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut columns = [[S::zero(); C]; R];
+            for j in 0..C {
+                let mut column = [S::zero(); C];
+                for (i, value) in column.iter_mut().enumerate() {
+                    *value = S::load(source.add(i * from.0 + j * from.1 + v));
+                }
+                for (row, value) in columns.iter_mut().zip(f(column)) {
+                    row[j] = value;
+                }
+            }
+            for (i, row) in columns.into_iter().enumerate() {
+                for (j, value) in f(row).into_iter().enumerate() {
+                    let value = if line.is_null() { value } else { S::add(value, S::load(line.add(v))) };
+                    S::store(target.add(i * to.0 + j * to.1 + v), value);
+                }
+            }
+        }
+    }
+}

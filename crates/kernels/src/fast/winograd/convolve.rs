@@ -1,0 +1,485 @@
+//! Convolutions in the transform domain: forward, and the input gradient on transposed, flipped weights.
+
+use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, lines, plane, staged};
+use crate::fast::isa::{Isa, isa};
+use crate::fast::sweep::{Start, Step, Sweep};
+use crate::fast::weights::{Pairs, transpose};
+use crate::{BLOCK, Kernel, Layout, Make, Operand, Operands, Pass, Stage, Work};
+use convoy_net::{Axis, Region};
+use std::ops::Range;
+use std::ptr::null;
+
+/// Weights of one group of steps stay in the first-level cache: 16 KiB.
+const GROUP: usize = 16;
+/// A sweep's source above this leaves the second-level cache.
+const SOURCE_FLOATS: usize = 80 << 10;
+/// Work that a tile of products should have.
+const TILE_FLOPS: f64 = 30e6;
+
+/// Which weights a convolution uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Forward,
+    /// Transposed and flipped, for the input gradient.
+    Backward,
+}
+
+/// A convolution, described.
+pub struct Convolution<'s> {
+    pub size: Size,
+    pub direction: Direction,
+    pub source: (Operand, &'s Layout),
+    pub target: (Operand, &'s Layout),
+    /// The part of the target to compute.
+    pub region: &'s Region,
+    /// How far before its targets a window begins along height and width.
+    pub before: [isize; 2],
+    pub bias: Option<Operand>,
+    pub accumulate: bool,
+    /// As the weights are stored.
+    pub pairs: &'s Pairs,
+    /// Numbers of the passes, and of the operands they make: weights in planes; if staged, source and target in planes.
+    pub numbers: [usize; 3],
+    /// The pass that writes the target.
+    pub last: Pass,
+}
+
+impl Convolution<'_> {
+    fn blocks(&self) -> (usize, usize) {
+        let (outer, inner) = (self.pairs.outer.blocks(), self.pairs.inner.blocks());
+        match self.direction {
+            Direction::Forward => (inner, outer),
+            Direction::Backward => (outer, inner),
+        }
+    }
+
+    fn staged(&self) -> bool {
+        staged(self.region, self.size)
+    }
+
+    /// The stages, in order.
+    pub fn stages(&self) -> Vec<Stage> {
+        let [weights, from, to] = self.numbers.map(Operand::Internal);
+        let make = |i: usize, bytes: usize| Make::Internal { number: self.numbers[i], bytes };
+        let transform = |i: usize| Pass::Transform(self.numbers[i]);
+        let w = Weights::new(self);
+        let mut stages = vec![Stage {
+            pass: transform(0),
+            reads: vec![Operand::Parameter(0)],
+            writes: vec![weights],
+            makes: vec![make(0, w.bytes())],
+            tiles: w.tiles,
+            scratch: 0,
+            work: w.work(),
+        }];
+        let (reads, tiles, scratch, work) = if self.staged() {
+            let (first, second) = (ToPlanes(Convolve::new(self)), Products(Convolve::new(self)));
+            stages.push(Stage {
+                pass: transform(1),
+                reads: vec![self.source.0],
+                writes: vec![from],
+                makes: vec![make(1, first.bytes())],
+                tiles: first.tiles(),
+                scratch: 0,
+                work: first.work(),
+            });
+            stages.push(Stage {
+                pass: transform(2),
+                reads: vec![weights, from],
+                writes: vec![to],
+                makes: vec![make(2, second.bytes())],
+                tiles: second.tiles(),
+                scratch: 0,
+                work: second.work(),
+            });
+            let third = FromPlanes(Convolve::new(self));
+            (vec![to], third.tiles(), 0, third.work())
+        } else {
+            let fused = Fused(Convolve::new(self));
+            (vec![self.source.0, weights], fused.tiles(), fused.scratch(), fused.work())
+        };
+        let held = self.accumulate.then_some(self.target.0);
+        stages.push(Stage {
+            pass: self.last,
+            reads: reads.into_iter().chain(self.bias).chain(held).collect(),
+            writes: vec![self.target.0],
+            makes: vec![],
+            tiles,
+            scratch,
+            work,
+        });
+        stages
+    }
+
+    /// The kernel of one of the stages, if it is one.
+    pub fn prepare(&self, pass: Pass) -> Option<Box<dyn Kernel>> {
+        match pass {
+            Pass::Transform(number) => match self.numbers.iter().position(|n| *n == number)? {
+                0 => Some(Box::new(Weights::new(self))),
+                1 => Some(Box::new(ToPlanes(Convolve::new(self)))),
+                _ => Some(Box::new(Products(Convolve::new(self)))),
+            },
+            _ if pass != self.last => None,
+            _ if self.staged() => Some(Box::new(FromPlanes(Convolve::new(self)))),
+            _ => Some(Box::new(Fused(Convolve::new(self)))),
+        }
+    }
+}
+
+/// A convolution from windows of the source to tiles of the target.
+struct Convolve {
+    isa: &'static Isa,
+    size: Size,
+    source: Operand,
+    target: Operand,
+    weights: Operand,
+    planes: [Operand; 2],
+    bias: Option<Operand>,
+    accumulate: bool,
+    windows: Windows,
+    layout: Layout,
+    inner: usize,
+    outer: usize,
+    /// Tiles taken at once, and the offsets of their lines.
+    block: usize,
+    offsets: Vec<u32>,
+    steps: Vec<Step>,
+}
+
+impl Convolve {
+    fn new(spec: &Convolution) -> Convolve {
+        let grid = Grid::new(spec.region, spec.size);
+        assert!(spec.source.1.block == BLOCK, "bug: a narrow image in the transform domain");
+        let (inner, outer) = spec.blocks();
+        let block = if spec.staged() { grid.len() } else { even(grid.len(), at_once(spec.size, inner + outer)) };
+        let isa = isa();
+        Convolve {
+            isa,
+            size: spec.size,
+            source: spec.source.0,
+            target: spec.target.0,
+            weights: Operand::Internal(spec.numbers[0]),
+            planes: [1, 2].map(|i| Operand::Internal(spec.numbers[i])),
+            bias: spec.bias,
+            accumulate: spec.accumulate,
+            windows: Windows {
+                grid,
+                layout: spec.source.1.clone(),
+                transform: spec.size.transforms(isa).input,
+                size: spec.size.window(),
+                window: spec.size.window(),
+                before: spec.before,
+                longer: 2,
+            },
+            layout: spec.target.1.clone(),
+            inner,
+            outer,
+            block,
+            offsets: lines(block),
+            steps: (0..inner)
+                .map(|i| Step { a: (i * block * BLOCK) as isize, b: (i * PAIR) as isize, len: BLOCK })
+                .collect(),
+        }
+    }
+
+    fn tiles(&self) -> usize {
+        self.windows.grid.len()
+    }
+
+    /// Floats of all planes of so many channel blocks.
+    fn planes(&self, blocks: usize) -> usize {
+        self.size.planes() * plane(blocks * self.block)
+    }
+
+    fn flops(&self) -> f64 {
+        2.0 * (self.tiles() * self.size.planes() * self.inner * self.outer * PAIR) as f64
+    }
+
+    fn weight_bytes(&self) -> f64 {
+        (4 * self.size.planes() * self.inner * self.outer * PAIR) as f64
+    }
+
+    fn source_bytes(&self) -> f64 {
+        (4 * self.windows.grid.region.len() / self.windows.grid.region.size(Axis::Channel).max(1) * self.inner * BLOCK)
+            as f64
+    }
+
+    fn target_bytes(&self) -> f64 {
+        (4 * self.windows.grid.region.len()) as f64
+    }
+
+    /// Products of one plane for some target blocks: `from` and `to` are that plane's source and target lines.
+    ///
+    /// # Safety
+    /// The lines of these blocks and `count` tiles at `to` may be written, by nobody else.
+    unsafe fn products(
+        &self,
+        q: usize,
+        blocks: Range<usize>,
+        count: usize,
+        from: &[f32],
+        weights: &[f32],
+        to: *mut f32,
+    ) {
+        let rows = &self.offsets[..count];
+        let one = |o: usize, group: usize| {
+            let panel = &weights[(o * self.size.planes() + q) * self.inner * PAIR..][..self.inner * PAIR];
+            let steps = &self.steps[group * GROUP..((group + 1) * GROUP).min(self.inner)];
+            let sweep = Sweep {
+                a: from.as_ptr(),
+                a_off: rows,
+                b: panel.as_ptr(),
+                steps,
+                ak: 1,
+                bk: BLOCK,
+                lanes: false,
+                // SAFETY: the caller's promise.
+                c: unsafe { to.add(o * self.block * BLOCK) },
+                c_off: rows,
+                start: if group == 0 { Start::Zero } else { Start::Held },
+            };
+            sweep.assert_inside(from.len(), panel.len(), self.block * BLOCK);
+            // SAFETY: inside, as asserted.
+            unsafe { self.isa.sweep(&sweep) }
+        };
+        let groups = self.inner.div_ceil(GROUP);
+        if count * self.inner * BLOCK > SOURCE_FLOATS {
+            (0..groups).for_each(|g| blocks.clone().for_each(|o| one(o, g)));
+        } else {
+            blocks.for_each(|o| (0..groups).for_each(|g| one(o, g)));
+        }
+    }
+
+    /// One target block of some tiles, from planes `distance` apart whose first line is `from`'s.
+    fn output(&self, o: usize, tiles: Range<usize>, from: &[f32], distance: usize, operands: &Operands) {
+        let transform = self.size.transforms(self.isa).output;
+        let (tile, window) = (self.size.tile(), self.size.window());
+        let slot = operands.slot(self.target);
+        let target = slot.data as *mut f32;
+        let line = self.bias.map_or(null(), |bias| operands.floats(bias)[o * BLOCK..][..BLOCK].as_ptr());
+        let mut copy = [0f32; 16 * BLOCK];
+        for (i, t) in tiles.enumerate() {
+            let at = self.windows.grid.place(t);
+            let from = &from[i * BLOCK..];
+            debug_assert!((self.size.planes() - 1) * distance + BLOCK <= from.len(), "bug: a tile outside");
+            let [rows, columns] = [0, 1].map(|a| (at.inside[a].1 - at.inside[a].0) as usize);
+            let to = |row: usize| self.layout.offset(at.n, o, at.d, at.inside[0].0 + row as isize, at.inside[1].0);
+            debug_assert!(to(rows - 1) + columns * BLOCK <= slot.bytes / 4, "bug: targets outside");
+            // SAFETY: windows and targets are inside, as asserted; this tile's lines of this block are ours alone.
+            unsafe {
+                let from = (from.as_ptr(), (window * distance, distance));
+                if rows == tile && columns == tile && !self.accumulate {
+                    transform(from.0, from.1, target.add(to(0)), (self.layout.row, BLOCK), line);
+                    continue;
+                }
+                transform(from.0, from.1, copy.as_mut_ptr(), (tile * BLOCK, BLOCK), line);
+                let [down, right] = [0, 1].map(|a| (at.inside[a].0 - at.start[a]) as usize);
+                for row in 0..rows {
+                    let part = &copy[((down + row) * tile + right) * BLOCK..][..columns * BLOCK];
+                    let held = std::slice::from_raw_parts_mut(target.add(to(row)), columns * BLOCK);
+                    match self.accumulate {
+                        true => held.iter_mut().zip(part).for_each(|(a, b)| *a += b),
+                        false => held.copy_from_slice(part),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// All steps at once, for some tiles in scratch.
+struct Fused(Convolve);
+
+impl Fused {
+    fn tiles(&self) -> usize {
+        self.0.tiles().div_ceil(self.0.block.max(1))
+    }
+    fn scratch(&self) -> usize {
+        self.0.planes(self.0.inner) + self.0.planes(self.0.outer)
+    }
+    fn work(&self) -> Work {
+        let c = &self.0;
+        Work { flops: c.flops(), bytes: c.source_bytes() + c.target_bytes() + c.weight_bytes() }
+    }
+}
+
+impl Kernel for Fused {
+    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+        let c = &self.0;
+        let tiles = tile * c.block..((tile + 1) * c.block).min(c.tiles());
+        let (from, to) = scratch.split_at_mut(c.planes(c.inner));
+        let data = operands.floats(c.source);
+        let weights = operands.floats(c.weights);
+        let (p, q) = (plane(c.inner * c.block), plane(c.outer * c.block));
+        for block in 0..c.inner {
+            let lines = &mut from[block * c.block * BLOCK..];
+            // SAFETY: all planes of these tiles are in scratch.
+            unsafe { c.windows.transform(data, block, tiles.clone(), lines.as_mut_ptr(), p) };
+        }
+        for plane in 0..c.size.planes() {
+            let to = &mut to[plane * q..(plane + 1) * q];
+            // SAFETY: scratch is ours.
+            unsafe {
+                c.products(plane, 0..c.outer, tiles.len(), &from[plane * p..(plane + 1) * p], weights, to.as_mut_ptr())
+            };
+        }
+        (0..c.outer).for_each(|o| c.output(o, tiles.clone(), &to[o * c.block * BLOCK..], q, operands));
+    }
+}
+
+/// The first stage: windows to planes.
+struct ToPlanes(Convolve);
+
+impl ToPlanes {
+    fn blocks(&self) -> usize {
+        blocks_at_once(self.0.inner, self.0.tiles() * self.0.size.planes())
+    }
+    fn tiles(&self) -> usize {
+        if self.0.tiles() == 0 { 0 } else { self.0.inner.div_ceil(self.blocks()) }
+    }
+    /// Of the planes.
+    fn bytes(&self) -> usize {
+        4 * self.0.planes(self.0.inner)
+    }
+    fn work(&self) -> Work {
+        Work { flops: 0.0, bytes: self.0.source_bytes() + self.bytes() as f64 }
+    }
+}
+
+impl Kernel for ToPlanes {
+    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+        let c = &self.0;
+        let data = operands.floats(c.source);
+        let to = operands.slot(c.planes[0]).data as *mut f32;
+        for block in tile * self.blocks()..((tile + 1) * self.blocks()).min(c.inner) {
+            // SAFETY: the lines of this block are inside the planes and this tile's alone.
+            unsafe {
+                let to = to.add(block * c.block * BLOCK);
+                c.windows.transform(data, block, 0..c.tiles(), to, plane(c.inner * c.block));
+            }
+        }
+    }
+}
+
+/// The second stage: products in each plane.
+struct Products(Convolve);
+
+impl Products {
+    /// Target blocks of a tile, all in one plane.
+    fn blocks(&self) -> usize {
+        let flops = self.0.flops() / (self.0.size.planes() * self.0.outer) as f64;
+        even(self.0.outer, ((TILE_FLOPS / flops.max(1.0)) as usize).clamp(1, self.0.outer))
+    }
+    fn tiles(&self) -> usize {
+        if self.0.tiles() == 0 { 0 } else { self.0.size.planes() * self.0.outer.div_ceil(self.blocks()) }
+    }
+    /// Of the planes of the target.
+    fn bytes(&self) -> usize {
+        4 * self.0.planes(self.0.outer)
+    }
+    fn work(&self) -> Work {
+        let c = &self.0;
+        Work { flops: c.flops(), bytes: c.weight_bytes() + (4 * c.planes(c.inner) + self.bytes()) as f64 }
+    }
+}
+
+impl Kernel for Products {
+    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+        let c = &self.0;
+        let (q, part) = (tile % c.size.planes(), tile / c.size.planes());
+        let blocks = part * self.blocks()..((part + 1) * self.blocks()).min(c.outer);
+        let from = plane(c.inner * c.block);
+        let from = &operands.floats(c.planes[0])[q * from..(q + 1) * from];
+        let to = operands.slot(c.planes[1]).data as *mut f32;
+        // SAFETY: the plane's lines of these blocks are this tile's alone.
+        unsafe {
+            let to = to.add(q * plane(c.outer * c.block));
+            c.products(q, blocks, c.tiles(), from, operands.floats(c.weights), to);
+        }
+    }
+}
+
+/// The third stage: planes to targets.
+struct FromPlanes(Convolve);
+
+impl FromPlanes {
+    fn blocks(&self) -> usize {
+        blocks_at_once(self.0.outer, self.0.tiles() * self.0.size.planes())
+    }
+    fn tiles(&self) -> usize {
+        if self.0.tiles() == 0 { 0 } else { self.0.outer.div_ceil(self.blocks()) }
+    }
+    fn work(&self) -> Work {
+        Work { flops: 0.0, bytes: 4.0 * self.0.planes(self.0.outer) as f64 + self.0.target_bytes() }
+    }
+}
+
+impl Kernel for FromPlanes {
+    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+        let c = &self.0;
+        let from = operands.floats(c.planes[1]);
+        for o in tile * self.blocks()..((tile + 1) * self.blocks()).min(c.outer) {
+            c.output(o, 0..c.tiles(), &from[o * c.block * BLOCK..], plane(c.outer * c.block), operands);
+        }
+    }
+}
+
+/// Weights to planes: `[outer block][plane][inner block][inner 16][outer 16]`. A tile is one outer block.
+struct Weights {
+    isa: &'static Isa,
+    size: Size,
+    pairs: Pairs,
+    direction: Direction,
+    to: Operand,
+    inner: usize,
+    tiles: usize,
+}
+
+impl Weights {
+    fn new(spec: &Convolution) -> Weights {
+        let (inner, tiles) = spec.blocks();
+        let to = Operand::Internal(spec.numbers[0]);
+        Weights { isa: isa(), size: spec.size, pairs: spec.pairs.clone(), direction: spec.direction, to, inner, tiles }
+    }
+    fn bytes(&self) -> usize {
+        4 * self.size.planes() * self.inner * self.tiles * PAIR
+    }
+    fn work(&self) -> Work {
+        let read = 4 * 9 * self.inner * self.tiles * PAIR;
+        Work { flops: 0.0, bytes: (read + self.bytes()) as f64 }
+    }
+}
+
+impl Kernel for Weights {
+    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+        let weights = operands.floats(Operand::Parameter(0));
+        let panel = self.size.planes() * self.inner * PAIR;
+        // SAFETY: a tile writes the panel of its own outer block.
+        let to = unsafe { operands.floats_mut(self.to, tile * panel..(tile + 1) * panel) };
+        let transform = self.size.transforms(self.isa).weight;
+        let mut flipped = [0f32; 9 * PAIR];
+        for inner in 0..self.inner {
+            let pair = match self.direction {
+                Direction::Forward => self.pairs.number(tile, inner),
+                Direction::Backward => self.pairs.number(inner, tile),
+            };
+            let mut taps = &weights[pair * 9 * PAIR..][..9 * PAIR];
+            if self.direction == Direction::Backward {
+                for (from, to) in taps.chunks_exact(PAIR).rev().zip(flipped.chunks_exact_mut(PAIR)) {
+                    transpose(from, to);
+                }
+                taps = &flipped;
+            }
+            let distance = self.inner * PAIR;
+            for line in (0..PAIR).step_by(BLOCK) {
+                let to = &mut to[inner * PAIR + line..];
+                debug_assert!((self.size.planes() - 1) * distance + BLOCK <= to.len(), "bug: weights outside");
+                // SAFETY: nine taps of this line are read, one line in each plane is written, inside as asserted.
+                unsafe {
+                    let to_distances = (self.size.window() * distance, distance);
+                    transform(taps[line..].as_ptr(), (3 * PAIR, PAIR), to.as_mut_ptr(), to_distances, null());
+                }
+            }
+        }
+    }
+}

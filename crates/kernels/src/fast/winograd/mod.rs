@@ -1,0 +1,235 @@
+//! Winograd's convolutions F(4x4, 3x3) and F(2x2, 3x3): 3 x 3 windows, stride 1, all three passes.
+//!
+//! Outputs are cut into tiles of m x m points. Inputs, weights and gradients are transformed to `(m + 2)²` planes; in each
+//! plane a convolution is a matrix product (a sweep), which is transformed back. An input gradient is the same on transposed,
+//! flipped weights.
+//!
+//! Two ways, with the same bits. *Fused*: a worker takes some tiles through all steps in its scratch: for many tiles and few
+//! channels. *Staged*: each step is a stage over all tiles, so that weights are read once: for few tiles and many channels.
+//!
+//! Always true
+//! - Tiles lie on multiples of m of the output's global coordinates. A tile that a region holds in full, or up to the tensor's
+//!   end, has the same bits whatever the region: what it reads beyond its own outputs' windows counts as zero.
+//! - Weight gradients are summed leaf by leaf, over tiles in order.
+//! - Which size is chosen depends on the layer's global shape and the job's setting alone.
+
+mod convolve;
+mod gradient;
+
+pub use convolve::{Convolution, Direction};
+pub use gradient::Gradient;
+
+use super::isa::Isa;
+use super::transforms::{Transform, Transforms};
+use crate::{BLOCK, Layout, Winograd, leaf_range};
+use convoy_net::{Axis, Region, Shape};
+use std::ops::Range;
+use std::ptr::null;
+
+/// Floats of the weights between two blocks at one tap or in one plane.
+const PAIR: usize = BLOCK * BLOCK;
+/// Tiles below which a pass is staged: too few for blocks of their own per worker.
+const STAGED_TILES: usize = 512;
+/// Floats of scratch that a fused pass may use.
+const SCRATCH: usize = 2 << 20;
+/// Tiles that a fused pass takes at once, if its scratch allows.
+const FUSED_TILES: usize = 96;
+/// Lines that a tile of a transform should write: about 100 microseconds.
+const TILE_LINES: usize = 16 << 10;
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    Four,
+    Two,
+}
+
+impl Size {
+    /// The size for 3 x 3 windows over an output of this shape, if either pays. Where tiles would cover more than twice the
+    /// output, a smaller size or none does.
+    pub fn choose(setting: Winograd, output: Shape) -> Option<Size> {
+        let [_, h, w] = output.space();
+        let fits = |size: Size| {
+            let covered = h.next_multiple_of(size.tile()) * w.next_multiple_of(size.tile());
+            covered <= 2 * h * w
+        };
+        let sizes: &[Size] = match setting {
+            Winograd::Four => &[Size::Four, Size::Two],
+            Winograd::Two => &[Size::Two],
+            Winograd::Off => &[],
+        };
+        sizes.iter().copied().find(|&size| fits(size))
+    }
+
+    /// Points of a tile along an axis.
+    fn tile(self) -> usize {
+        match self {
+            Size::Four => 4,
+            Size::Two => 2,
+        }
+    }
+
+    /// Points along an axis of the window that a tile reads.
+    fn window(self) -> usize {
+        self.tile() + 2
+    }
+
+    /// Planes of the transform domain.
+    pub fn planes(self) -> usize {
+        self.window() * self.window()
+    }
+
+    fn transforms(self, isa: &Isa) -> &Transforms {
+        match self {
+            Size::Four => &isa.four,
+            Size::Two => &isa.two,
+        }
+    }
+}
+
+/// Distance between planes of so many lines: odd, so that planes do not share cache sets.
+fn plane(lines: usize) -> usize {
+    (lines | 1) * BLOCK
+}
+
+/// Lines of 16 floats one after the other.
+fn lines(count: usize) -> Vec<u32> {
+    (0..count).map(|i| (i * BLOCK) as u32).collect()
+}
+
+/// The tiles of a region, in the order sample, depth, row, column.
+#[derive(Clone, Debug)]
+struct Grid {
+    tile: isize,
+    region: Region,
+    /// Number of the first tile along height and width, and how many there are.
+    first: [isize; 2],
+    count: [usize; 2],
+}
+
+/// A tile: its first point, and which of its rows and columns are in the region.
+struct Place {
+    n: isize,
+    d: isize,
+    start: [isize; 2],
+    inside: [(isize, isize); 2],
+}
+
+impl Grid {
+    fn new(region: &Region, size: Size) -> Grid {
+        let tile = size.tile() as isize;
+        let span = |axis: usize| (region.start[axis].div_euclid(tile), (region.end[axis] + tile - 1).div_euclid(tile));
+        let spans = [span(3), span(4)];
+        let count = spans.map(|(a, b)| if region.is_empty() { 0 } else { (b - a) as usize });
+        Grid { tile, region: *region, first: spans.map(|s| s.0), count }
+    }
+
+    fn per_sample(&self) -> usize {
+        self.region.size(Axis::Depth) * self.count[0] * self.count[1]
+    }
+
+    fn len(&self) -> usize {
+        self.region.size(Axis::Sample) * self.per_sample()
+    }
+
+    fn place(&self, tile: usize) -> Place {
+        let [rows, columns] = self.count;
+        let at = [tile / columns % rows, tile % columns];
+        let start = [0, 1].map(|i| (self.first[i] + at[i] as isize) * self.tile);
+        let inside = [0, 1]
+            .map(|i| (start[i].max(self.region.start[3 + i]), (start[i] + self.tile).min(self.region.end[3 + i])));
+        let plane = tile / (rows * columns);
+        let depth = self.region.size(Axis::Depth);
+        let n = self.region.start[0] + (plane / depth) as isize;
+        Place { n, d: self.region.start[2] + (plane % depth) as isize, start, inside }
+    }
+
+    /// Tiles of the leaf's samples.
+    fn leaf(&self, batch: usize, leaves: usize, leaf: usize) -> Range<usize> {
+        let leaf = leaf_range(batch, leaves, leaf);
+        let number =
+            |sample: usize| (sample as isize).clamp(self.region.start[0], self.region.end[0]) - self.region.start[0];
+        number(leaf.start) as usize * self.per_sample()..number(leaf.end) as usize * self.per_sample()
+    }
+}
+
+/// How windows of a stored tensor become planes.
+struct Windows {
+    grid: Grid,
+    layout: Layout,
+    transform: Transform,
+    /// Points of a window along an axis, and of the planes' transform.
+    size: usize,
+    window: usize,
+    /// How far before a tile its window begins along height and width, and by how much it is longer.
+    before: [isize; 2],
+    longer: isize,
+}
+
+impl Windows {
+    /// Tiles `tiles` of one block to planes `distance` apart; the first tile's line of the first plane is at `to`.
+    ///
+    /// # Safety
+    /// Lines of these tiles in all planes may be written, by nobody else.
+    unsafe fn transform(&self, data: &[f32], block: usize, tiles: Range<usize>, to: *mut f32, distance: usize) {
+        let mut copy = [0f32; 36 * BLOCK];
+        for (i, tile) in tiles.enumerate() {
+            let at = self.grid.place(tile);
+            let whole = (0..2).all(|a| at.inside[a].1 - at.inside[a].0 == self.grid.tile);
+            let [h, w] = [0, 1].map(|a| at.inside[a].0 - self.before[a]);
+            let (source, from) = if whole {
+                (&data[self.layout.offset(at.n, block, at.d, h, w)..], (self.layout.row, BLOCK))
+            } else {
+                copy.fill(0.0);
+                let [rows, columns] = [0, 1].map(|a| (at.inside[a].1 - at.inside[a].0 + self.longer) as usize);
+                let [down, right] = [0, 1].map(|a| (at.inside[a].0 - at.start[a]) as usize);
+                for row in 0..rows {
+                    let from = self.layout.offset(at.n, block, at.d, h + row as isize, w);
+                    let to = ((down + row) * self.size + right) * BLOCK;
+                    copy[to..to + columns * BLOCK].copy_from_slice(&data[from..from + columns * BLOCK]);
+                }
+                (&copy[..], (self.size * BLOCK, BLOCK))
+            };
+            debug_assert!((self.size - 1) * from.0 + self.size * BLOCK <= source.len(), "bug: a window outside");
+            // SAFETY: the window is inside `source`, as asserted; the rest is the caller's promise.
+            unsafe {
+                let to = to.add(i * BLOCK);
+                (self.transform)(source.as_ptr(), from, to, (self.window * distance, distance), null());
+            }
+        }
+    }
+}
+
+/// Tiles that a fused pass takes at once, for so many channel blocks in scratch.
+fn at_once(size: Size, blocks: usize) -> usize {
+    let most = FUSED_TILES * if size == Size::Two { 2 } else { 1 };
+    (SCRATCH / (size.planes() * blocks * BLOCK)).clamp(24, most)
+}
+
+/// `len` in parts of at most `most`, all about as long: how long.
+fn even(len: usize, most: usize) -> usize {
+    len.div_ceil(len.div_ceil(most).max(1))
+}
+
+/// Parts of `count` blocks so that each writes about `TILE_LINES` lines: how many blocks.
+fn blocks_at_once(count: usize, lines_per_block: usize) -> usize {
+    even(count, (TILE_LINES / lines_per_block.max(1)).clamp(1, count.div_ceil(8).max(1)))
+}
+
+/// Whether a region of so many tiles is computed in stages.
+fn staged(region: &Region, size: Size) -> bool {
+    #[cfg(test)]
+    if let Some(staged) = FORCED.get() {
+        return staged;
+    }
+    Grid::new(region, size).len() < STAGED_TILES
+}
+
+#[cfg(test)]
+thread_local! {
+    /// One way or the other, whatever the number of tiles.
+    static FORCED: std::cell::Cell<Option<bool>> = const { std::cell::Cell::new(None) };
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Winograd's convolutions against the reference, and what may not change a bit.
+
+use super::{FORCED, Size};
+use crate::fast::isa;
+use crate::twin::{Numbers, Outcome, Problem, check, halves};
+use crate::{Layout, Winograd};
+use convoy_net::layers::{Convolution, Windows};
+use convoy_net::{Axis, Edge, Kind, Region, Shape};
+
+/// A random layer and input. `even`: the output's sizes are multiples of 8, so that halves are whole tiles.
+fn problem(seed: u64, even: bool) -> Option<Problem> {
+    let mut numbers = Numbers::new(seed);
+    let padding: Vec<[usize; 2]> = (0..2).map(|_| [numbers.below(4), numbers.below(3)]).collect();
+    let mut size = |axis: usize| match even {
+        true => 8 * (1 + numbers.below(2)) + 2 - padding[axis].iter().sum::<usize>(),
+        false => 1 + numbers.below(14),
+    };
+    let (h, w) = (size(0), size(1));
+    let (channels, filters) = (16 + numbers.below(25), 16 + numbers.below(25));
+    let shape = Shape([1 + numbers.below(9), channels, 1 + numbers.below(2), h, w]);
+    let edge = if numbers.below(3) == 0 { Edge::Periodic } else { Edge::Zero };
+    let windows = Windows { padding, ..Windows::new(&[3, 3]) };
+    let layer = Convolution { windows, edge, bias: numbers.below(2) == 0, ..Convolution::new(filters, &[3, 3]) };
+    let kind = Kind::Convolution(layer);
+    let output = kind.operation().infer(&[shape]).ok()?;
+    if kind.operation().flops(&[shape], output) > 30_000_000 {
+        return None;
+    }
+    let (extra, accumulate) = (numbers.below(3), numbers.below(3) == 0);
+    Some(Problem { seed, extra, accumulate, ..Problem::new(kind, &[shape]) })
+}
+
+/// F(2x2) on small whole numbers is exact: its constants are powers of two.
+fn two(problem: Problem) -> Problem {
+    Problem { winograd: Winograd::Two, exact: true, ..problem }
+}
+
+/// F(4x4) rounds. An output is a sum of `terms` products; transforms add the rounding of about a hundred more.
+fn four(problem: Problem) -> Problem {
+    let output = problem.output();
+    let terms = (9 * problem.inputs[0].channels()).max(9 * output.channels()).max(output.samples() * output.points());
+    let tolerance = (terms + 100) as f64 * f32::EPSILON as f64;
+    Problem { winograd: Winograd::Four, exact: false, tolerance, accumulate: false, ..problem }
+}
+
+fn problems(count: u64, even: bool) -> impl Iterator<Item = Problem> {
+    (0..count).filter_map(move |seed| problem(seed, even))
+}
+
+/// Both ways to go through the stages.
+fn both_ways<T>(mut f: impl FnMut() -> T) -> [T; 2] {
+    let results = [true, false].map(|staged| {
+        FORCED.set(Some(staged));
+        f()
+    });
+    FORCED.set(None);
+    results
+}
+
+#[test]
+fn layers_agree_with_their_references() {
+    for problem in problems(24, false) {
+        both_ways(|| check(&two(problem.clone())));
+        both_ways(|| check(&four(problem.clone())));
+    }
+}
+
+#[test]
+fn halves_of_whole_tiles_have_the_bits_of_the_whole() {
+    for problem in problems(12, true) {
+        both_ways(|| halves(&two(problem.clone())));
+        both_ways(|| halves(&four(problem.clone())));
+    }
+}
+
+fn bits(outcome: &Outcome) -> Vec<u32> {
+    let gradients = outcome.gradients.iter();
+    let gradients = gradients.flat_map(|g| g.inputs.iter().map(|i| &i.data).chain(&g.parameters));
+    gradients.chain([&outcome.output.data]).flatten().map(|&v| (v as f32 + 0.0).to_bits()).collect()
+}
+
+#[test]
+fn stages_tile_orders_and_instruction_sets_agree_to_the_bit() {
+    for problem in problems(16, false) {
+        for problem in [four(problem.clone()), Problem { exact: false, ..two(problem) }] {
+            let values = problem.values();
+            let other = Problem { seed: problem.seed + 1, ..problem.clone() };
+            let [staged, fused] = both_ways(|| bits(&problem.fast(&values)));
+            assert_eq!(staged, fused, "staged and fused\n{problem:#?}");
+            both_ways(|| assert_eq!(staged, bits(&other.fast(&values)), "another order of tiles\n{problem:#?}"));
+            let portable = isa::portably(|| bits(&problem.fast(&values)));
+            assert_eq!(staged, portable, "the portable kernels\n{problem:#?}");
+        }
+    }
+}
+
+/// Parts of an input's gradient, cut between tiles.
+#[test]
+fn parts_of_an_input_gradient_have_the_bits_of_the_whole() {
+    for problem in problems(16, false).map(four) {
+        let values = problem.values();
+        let whole = problem.fast(&values).gradients.expect("training").inputs.remove(0);
+        let geometry = problem.geometry();
+        let (_, computed) = geometry.input_gradients[0].clone().expect("wanted");
+        for axis in [Axis::Sample, Axis::Height, Axis::Width] {
+            let size = problem.inputs[0].along(axis) as isize;
+            // What lies beyond periodic ends is added to the other end: not the same sums.
+            if size < 5 || computed != Region::whole(problem.inputs[0]) {
+                continue;
+            }
+            let mut sum = vec![0.0; whole.data.len()];
+            for (start, end) in [(0, 4), (4, size)] {
+                let part = computed.with(axis, start, end);
+                let mut geometry = geometry.clone();
+                geometry.input_gradients[0] = Some((Layout::blocked(part), part));
+                let part = problem.fast_with(&values, &geometry).gradients.expect("training").inputs.remove(0);
+                sum.iter_mut().zip(&part.data).for_each(|(a, b)| *a += b);
+            }
+            assert_eq!(sum, whole.data, "{axis:?}\n{problem:#?}");
+        }
+    }
+}
+
+/// Ranks that hold whole subtrees of the batch get the bits of one rank.
+#[test]
+fn weight_gradients_of_subtrees_add_up_to_the_bit() {
+    for mut problem in problems(10, false).map(four) {
+        let batch = 8 + problem.seed as usize % 3;
+        problem.inputs[0] = problem.inputs[0].with_samples(batch);
+        let values = problem.values();
+        let output = Region::whole(problem.output());
+        let half = crate::leaf_range(batch, 8, 4).start as isize;
+        both_ways(|| {
+            let whole = problem.fast(&values).gradients.expect("training").parameters;
+            let parts = [(0, half), (half, batch as isize)].map(|(start, end)| {
+                let geometry = problem.part(output.with(Axis::Sample, start, end));
+                problem.fast_with(&values, &geometry).gradients.expect("training").parameters
+            });
+            for (p, whole) in whole.iter().enumerate() {
+                let sums = parts[0][p].iter().zip(&parts[1][p]).map(|(a, b)| (*a as f32 + *b as f32) as f64);
+                assert_eq!(sums.collect::<Vec<f64>>(), *whole, "parameter {p}\n{problem:#?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn the_size_follows_from_the_output() {
+    let size = |setting, h, w| Size::choose(setting, Shape([1, 16, 1, h, w]));
+    assert_eq!(size(Winograd::Four, 56, 56), Some(Size::Four));
+    assert_eq!(size(Winograd::Four, 7, 7), Some(Size::Four));
+    assert_eq!(size(Winograd::Four, 5, 5), Some(Size::Two), "64 points cover 25, 36 do better");
+    assert_eq!(size(Winograd::Four, 2, 2), Some(Size::Two));
+    assert_eq!(size(Winograd::Four, 1, 1), None);
+    assert_eq!(size(Winograd::Two, 56, 56), Some(Size::Two));
+    assert_eq!(size(Winograd::Off, 56, 56), None);
+}
