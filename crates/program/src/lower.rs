@@ -196,8 +196,6 @@ impl<'a> Builder<'a> {
                 convoy_split::read(kind, &inputs, g.output.shape, i, &g.region).intersect(&all)
             }
             (Operand::Input(_), _) | (Operand::Output, _) => g.region,
-            // An input's gradient reads the output's gradient with its margins.
-            (Operand::OutputGradient, _) if !matches!(stage.pass, Pass::InputGradient(_)) => g.region,
             (Operand::InputGradient(i), _) => g.input_gradients[i].as_ref().expect("bug: an unwanted gradient").1,
             _ => all,
         };
