@@ -10,7 +10,7 @@ use crate::memory::MemoryPlan;
 use crate::prioritise::prioritise;
 use crate::program::*;
 use convoy_kernels::fast::{self, Fast};
-use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
+use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Stage, Tensor, Update, Winograd, Work};
 use convoy_net::{Axis, Error, LayerId, Network, Region, Role, Shape};
 use convoy_split::{Exchange, Rank, Strategy, reached};
 use std::collections::HashMap;
