@@ -110,6 +110,15 @@ impl Engine {
         Engine { kept, arena, scratch, loaded, pool, communicator, settings }
     }
 
+    /// Bytes that an engine of these programs holds.
+    pub fn planned_bytes(programs: &[Program], workers: usize) -> usize {
+        let kept = programs.iter().flat_map(|p| &p.buffers).filter(|b| b.home == Home::Kept);
+        let kept: BTreeMap<What, usize> = kept.map(|b| (b.what, b.bytes)).collect();
+        let step = programs.iter().map(|p| p.memory.step_bytes).max().unwrap_or(0);
+        let scratch = programs.iter().map(|p| p.scratch()).max().unwrap_or(0);
+        kept.values().sum::<usize>() + step + workers * scratch * 4
+    }
+
     /// The programs, in the order they were given.
     pub fn program(&self, number: usize) -> &Program {
         &self.loaded[number].program

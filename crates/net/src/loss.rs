@@ -43,6 +43,14 @@ impl Loss {
         }
     }
 
+    /// The label that does not count, where there is one.
+    pub fn ignored(&self) -> Option<u32> {
+        match self {
+            Loss::CrossEntropy { ignore, .. } => *ignore,
+            _ => None,
+        }
+    }
+
     /// Whether targets are class numbers, one per point, rather than tensors like the output.
     pub fn takes_labels(&self) -> bool {
         matches!(self, Loss::CrossEntropy { .. } | Loss::Dice)

@@ -8,6 +8,7 @@ mod compare;
 pub mod data;
 mod digest;
 mod error;
+mod evaluate;
 mod initial;
 mod metrics;
 mod number;
@@ -24,6 +25,7 @@ pub use checkpoint::{Checkpoint, Checkpoints, DamagedCheckpoint, EpochSums, Flaw
 pub use compare::{Comparison, compare, compare_metrics};
 pub use digest::{digest, layer_digests, text_digest};
 pub use error::Error;
+pub use evaluate::{Evaluated, Evaluation};
 pub use initial::{initial, initial_range};
 pub use metrics::{MetricsLine, MetricsLog, Scores};
 pub use optimizer::{Adam, AdamW, Lars, Optimizer, RmsProp, Sgd};

@@ -7,6 +7,7 @@
 
 use crate::checkpoint::{Checkpoint, EpochSums};
 use crate::data::{self, DataError, Dataset, Loader, LoaderOptions, Normalise, Order, Part};
+use crate::evaluate::{Over, add, last_batch, part, pass, scores};
 use crate::metrics::{MetricsLine, MetricsLog, Scores};
 use crate::optimizer::Optimizer;
 use crate::run_folder::RunFolder;
@@ -55,6 +56,17 @@ pub struct Setup {
     /// Steps between digests of all layers.
     pub digest_every: u64,
     pub settings: Settings,
+}
+
+impl Setup {
+    /// Bytes that each rank will hold: weights, the optimizer's state, the buffers of a step, scratch.
+    pub fn planned_bytes(&self) -> Result<Vec<u64>, Error> {
+        let of_rank = |rank| {
+            let programs = Programs::new(self, Rank(rank))?.list;
+            Ok(Engine::planned_bytes(&programs, self.threads) as u64)
+        };
+        (0..self.strategy.ranks).map(of_rank).collect()
+    }
 }
 
 /// Where a run starts.
@@ -169,26 +181,16 @@ impl Programs {
             };
             Ok(lower(&setup.network, &setup.strategy, rank, &options)?)
         };
-        let last = |len: usize, batch: usize| if len.is_multiple_of(batch) { batch } else { len % batch };
         let test_len = setup.test.as_ref().map_or(setup.batch, |t| t.len());
         let test_batch = setup.batch.min(test_len);
         let list = vec![
             make(setup.batch, Mode::Train)?,
-            make(last(setup.train.len(), setup.batch), Mode::Train)?,
+            make(last_batch(setup.train.len(), setup.batch), Mode::Train)?,
             make(test_batch, Mode::Evaluate)?,
-            make(last(test_len, test_batch), Mode::Evaluate)?,
+            make(last_batch(test_len, test_batch), Mode::Evaluate)?,
         ];
         Ok(Programs { list, test_batch })
     }
-}
-
-/// What a rank needs of a batch.
-fn part(program: &Program, takes_labels: bool) -> Part {
-    let mut targets = program.owned;
-    if takes_labels {
-        (targets.start[1], targets.end[1]) = (0, (!targets.is_empty()) as isize);
-    }
-    Part { images: program.images, targets }
 }
 
 /// One rank at work.
@@ -267,6 +269,8 @@ impl<'a> Member<'a> {
             order: Order::Shuffled,
             normalise: setup.normalise.clone(),
             augment: setup.augment.clone(),
+            // What a crop takes from beyond the image should not count, where the loss has a word for that.
+            border_target: setup.network.loss.ignored().map_or(0.0, |label| label as f32),
             part: Some(self.parts[TRAIN]),
             last_part: Some(self.parts[TRAIN_LAST]),
             workers: setup.loaders,
@@ -298,10 +302,7 @@ impl<'a> Member<'a> {
             let measured = self.step(&mut loader, step, learning_rate)?;
             step += 1;
             train_loss = measured.loss;
-            sums.samples += measured.count as u64;
-            sums.loss += measured.loss * measured.count;
-            sums.top1 += measured.top1 as u64;
-            sums.top5 += measured.top5 as u64;
+            add(&mut sums, &measured);
             sums.seconds = epoch_began.1 + epoch_began.0.elapsed().as_secs_f64();
             let (epoch, seconds) = (step.div_ceil(self.steps_per_epoch), self.seconds());
             self.write(&MetricsLine::Step {
@@ -323,7 +324,9 @@ impl<'a> Member<'a> {
                 let train = scores(&sums);
                 self.write_digests(step)?;
                 self.write(&MetricsLine::Epoch { epoch, step, train, test, seconds: sums.seconds, wait_seconds })?;
-                let images_per_second = sums.samples as f64 / sums.seconds;
+                let images =
+                    if epoch_ends { setup.train.len() } else { (step % steps_per_epoch) as usize * setup.batch };
+                let images_per_second = images as f64 / sums.seconds;
                 observer.epoch(&EpochReport {
                     epoch,
                     train,
@@ -390,31 +393,14 @@ impl<'a> Member<'a> {
         let Some(test) = &self.setup.test else { return Ok(None) };
         let options = LoaderOptions {
             batch: self.test_batch,
-            order: Order::Sequential,
             normalise: self.setup.normalise.clone(),
-            part: Some(self.parts[TEST]),
-            last_part: Some(self.parts[TEST_LAST]),
             workers: self.setup.loaders,
-            end_step: Some(test.len().div_ceil(self.test_batch) as u64),
             ..LoaderOptions::default()
         };
-        let mut loader = Loader::new(test.clone(), options)?;
+        let network = &self.setup.network;
+        let over = Over { network, data: test.clone(), options, programs: [TEST, TEST_LAST], unlabelled: false };
         let mut sums = EpochSums::default();
-        for _ in 0..loader.batches_per_epoch() {
-            let batch = loader.next()?;
-            let program = if batch.samples.len() == self.test_batch { TEST } else { TEST_LAST };
-            let found = self.engine.step(
-                program,
-                Batch { images: &batch.images, targets: &batch.targets },
-                Moment::default(),
-            )?;
-            let measured = measure(&self.setup.network.loss, found);
-            sums.samples += measured.count as u64;
-            sums.loss += measured.loss * measured.count;
-            sums.top1 += measured.top1 as u64;
-            sums.top5 += measured.top5 as u64;
-            loader.give_back(batch);
-        }
+        pass(&mut self.engine, over, &mut |_, _, measured| add(&mut sums, measured))?;
         Ok(Some(scores(&sums)))
     }
 
@@ -456,9 +442,4 @@ impl<'a> Member<'a> {
         }
         Ok(word[0] == 1)
     }
-}
-
-fn scores(sums: &EpochSums) -> Scores {
-    let n = sums.samples.max(1) as f64;
-    Scores { loss: sums.loss / n, top1: sums.top1 as f64 / n, top5: sums.top5 as f64 / n }
 }
