@@ -1,0 +1,66 @@
+//! `convoy check`: whether a job can be trained, in seconds, with everything that is wrong at once.
+
+use super::train::{about_network, draft};
+use super::words::{bytes, count};
+use super::{field_arguments, path_argument, say, warn};
+use crate::draft::Draft;
+use crate::error::{Error, Errors};
+use crate::machine;
+use crate::ready::Ready;
+use clap::{ArgMatches, Command};
+
+pub fn definition() -> Command {
+    Command::new("check")
+        .about("Check job, data, memory and machine without training; all errors at once")
+        .arg(path_argument("JOB").help("a job, such as job.toml"))
+        .args(field_arguments(|_| true))
+}
+
+pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
+    let draft = draft(matches)?;
+    let job = draft.job();
+    let ready = match &job {
+        Ok(job) => Ready::new(job).map(Some),
+        Err(_) => ready_in_part(&draft).map(|()| None),
+    };
+    let ready = ready.map_err(|errors| draft.located(errors));
+    let all = [job.err(), ready.as_ref().err().cloned()].into_iter().flatten().flat_map(|errors| errors.0);
+    let errors: Vec<Error> = all.collect();
+    match ready {
+        Ok(Some(ready)) if errors.is_empty() => tell(&ready),
+        _ => Err(Errors(errors)),
+    }
+}
+
+/// What else is wrong, when the draft itself is: as far as it can be told from the sections that are sound.
+fn ready_in_part(draft: &Draft) -> Result<(), Errors> {
+    let broken = draft.broken_sections();
+    if broken.contains(&"network") || broken.contains(&"data") {
+        return Ok(());
+    }
+    Ready::new(&draft.sound_job()?).map(drop)
+}
+
+/// What would be done, and whether this machine is large enough.
+fn tell(ready: &Ready) -> Result<(), Errors> {
+    let planned = ready.setup()?.planned_bytes().map_err(Error::from)?;
+    let total: u64 = planned.iter().sum();
+    let (ranks, threads) = (ready.job.parallel.ranks, ready.job.parallel.threads.unwrap_or(1));
+    if let Some(available) = machine::available_bytes().filter(|&available| available < total) {
+        let flaw = format!(
+            "a batch of {} needs {} of memory, {} can be had\n  help: a smaller batch",
+            ready.job.train.batch,
+            bytes(total),
+            bytes(available)
+        );
+        return Err(Error::at("train.batch", flaw).into());
+    }
+    if ranks * threads > machine::cores() {
+        let wanted = count((ranks * threads) as u64, "thread");
+        warn(&format!("{wanted} share {}", count(machine::cores() as u64, "core")));
+    }
+    say(&about_network(ready)?)?;
+    let steps = count(ready.steps(), "step");
+    say(&format!("{steps}, strategy {}, {} planned: ready to train", ready.strategy.name, bytes(total)))?;
+    Ok(())
+}

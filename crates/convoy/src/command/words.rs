@@ -1,0 +1,89 @@
+//! Numbers as people read them.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+/// With a comma after every three digits.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// In the unit that leaves one to four digits before the point.
+pub fn bytes(number: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB"];
+    let mut amount = number as f64 / 1024.0;
+    let mut unit = 0;
+    while amount >= 1024.0 && unit + 1 < units.len() {
+        amount /= 1024.0;
+        unit += 1;
+    }
+    format!("{amount:.1} {}", units[unit])
+}
+
+/// A share in percent.
+pub fn percent(share: f64) -> String {
+    format!("{:.2} %", 100.0 * share)
+}
+
+/// Seconds, in minutes and hours where they are many.
+pub fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s < 10.0 => format!("{s:.2} s"),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.1} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+/// `1 step`, `2 steps`.
+pub fn count(number: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// A table whose first column is text and whose others are numbers, but for those named in `left`.
+pub fn table(header: &[&str], left: &[usize], rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header.to_vec());
+    table.add_rows(rows);
+    for (i, column) in table.column_iter_mut().enumerate() {
+        let is_left = i == 0 || left.contains(&i);
+        column.set_cell_alignment(if is_left { CellAlignment::Left } else { CellAlignment::Right });
+        column.set_padding((if i == 0 { 0 } else { 1 }, 1));
+    }
+    table.lines().map(|line| line.trim_end().to_string()).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(
+            (grouped(0).as_str(), grouped(999).as_str(), grouped(61_100_840).as_str()),
+            ("0", "999", "61,100,840")
+        );
+        assert_eq!(
+            (bytes(0).as_str(), bytes(1536).as_str(), bytes(3 << 30).as_str()),
+            ("0.0 KiB", "1.5 KiB", "3.0 GiB")
+        );
+        assert_eq!((count(1, "step"), count(1200, "step")), ("1 step".into(), "1,200 steps".into()));
+        assert_eq!(
+            (seconds(0.5), seconds(90.0), seconds(600.0)),
+            ("0.50 s".into(), "90.0 s".into(), "10.0 min".into())
+        );
+    }
+
+    #[test]
+    fn tables_align_numbers_on_the_right() {
+        let text = table(&["name", "n"], &[], vec![vec!["a".into(), "1".into()], vec!["bc".into(), "1,000".into()]]);
+        assert_eq!(text, "name      n\na         1\nbc    1,000");
+    }
+}

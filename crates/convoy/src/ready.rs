@@ -1,0 +1,263 @@
+//! Ready: a job with everything it needs before the first step. Network, data, strategy and weights, each made and held
+//! against the others.
+//!
+//! [`Ready::new`] finds all that does not fit, not only the first; the job it keeps has every field filled in.
+
+use crate::error::{Error, Errors};
+use crate::job::{Job, Normalisation, TestData};
+use crate::machine;
+use convoy_net::zoo::{self, ModelOptions};
+use convoy_net::{Kind, Loss, Network, Shape};
+use convoy_split::Strategy;
+use convoy_train::data::{self, Augment, DataError, DataSpec, Dataset, Invented, Normalise, OpenOptions, Split};
+use convoy_train::state::wanted;
+use convoy_train::{Weights, fit, safetensors};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A job with everything it needs before the first step.
+pub struct Ready {
+    /// The job with every field filled in.
+    pub job: Job,
+    pub network: Network,
+    pub strategy: Strategy,
+    pub train: Arc<dyn Dataset>,
+    pub test: Option<Arc<dyn Dataset>>,
+    pub normalise: Option<Normalise>,
+    /// What the job's file of weights holds, in the network's order.
+    pub weights: Option<Weights>,
+}
+
+impl Ready {
+    /// Makes everything a job needs, or tells all that is wrong.
+    pub fn new(job: &Job) -> Result<Ready, Errors> {
+        let network = network(job)?;
+        Ready::with_network(job, network)
+    }
+
+    /// The same with a network that is there already.
+    pub fn with_network(job: &Job, network: Network) -> Result<Ready, Errors> {
+        let mut errors = vec![];
+        let output = network.shapes(1).map_err(Error::from)?.pop().expect("bug: a network without layers");
+        let options = open_options(job, &network.loss, Some(output));
+        let ranks = job.parallel.ranks;
+        let shapes = network.shapes(job.train.batch).map_err(|error| Error::at("train.batch", error))?;
+        let strategy = Strategy::parse(&job.parallel.strategy, ranks, &network, &shapes);
+        let strategy = note(&mut errors, "parallel.strategy", strategy);
+        let weights = job.train.weights.as_deref().map(|path| read_weights(path, &network));
+        let weights = weights.and_then(|weights| note(&mut errors, "train.weights", weights));
+        let train = data::open(&job.data.train, Split::Train, &options).map_err(Error::from);
+        let train = train.and_then(|train| fits(&*train, &network, output).map(|()| train));
+        let train: Option<Arc<dyn Dataset>> = note(&mut errors, "data.train", train).map(Arc::from);
+        let test = open_test(job, &options, train.clone());
+        let test = test.and_then(|(train, test)| {
+            test.as_deref().map_or(Ok(()), |test| fits(test, &network, output)).map(|()| (train, test))
+        });
+        let test = note(&mut errors, "data.test", test);
+        let (train, test) = test.unwrap_or_default();
+        if let Some(len) = train.as_ref().map(|train| train.len()).filter(|&len| len < job.train.batch) {
+            errors.push(Error::at("train.batch", DataError::Batch { batch: job.train.batch, len }));
+        }
+        let (Some(train), Some(strategy), true) = (train, strategy, errors.is_empty()) else {
+            return Err(Errors(errors));
+        };
+        let threads = job.parallel.threads.unwrap_or((machine::cores() / ranks).max(1));
+        let normalise = normalise(job, &*train, threads * ranks);
+        let normalise = note(&mut errors, "data.normalise.kind", normalise).flatten();
+        if !errors.is_empty() {
+            return Err(Errors(errors));
+        }
+        let mut job = job.clone().with_absolute_paths();
+        job.network.classes = network.loss.takes_labels().then_some(output.channels());
+        job.network.input = input(&network).map(<[usize]>::to_vec);
+        job.network.loss = Some(network.loss);
+        job.data.normalise = Some(match &normalise {
+            None => Normalisation::None,
+            Some(n) => Normalisation::Given { mean: n.mean.clone(), deviation: n.deviation.clone() },
+        });
+        let usual = if job.data.train == DataSpec::Digits { vec![Augment::Crop { pad: 2 }] } else { vec![] };
+        job.data.augment.get_or_insert(usual);
+        job.parallel.threads = Some(threads);
+        job.run.name.get_or_insert_with(|| network.name.clone());
+        Ok(Ready { job, network, strategy, train, test, normalise, weights })
+    }
+
+    /// Steps of an epoch; the last one may be smaller.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.train.len().div_ceil(self.job.train.batch) as u64
+    }
+
+    /// Steps in all.
+    pub fn steps(&self) -> u64 {
+        self.job.train.steps.unwrap_or(self.job.train.epochs.saturating_mul(self.steps_per_epoch()))
+    }
+
+    /// A digest of all that decides the result: what a resumed run must have in common with the one it goes on with.
+    pub fn digest(&self) -> Result<String, Error> {
+        Ok(self.job.result_digest(&self.network.to_toml(), &self.train.digest()?))
+    }
+}
+
+/// Keeps what is good and writes down what is not, as an error about a field.
+fn note<T, E: std::fmt::Display>(errors: &mut Vec<Error>, key: &str, result: Result<T, E>) -> Option<T> {
+    result.map_err(|error| errors.push(Error::at(key, error))).ok()
+}
+
+/// The network of a job. What a model takes and tells apart is the data's where the job does not say.
+pub fn network(job: &Job) -> Result<Network, Errors> {
+    let mut network = match (&job.network.file, &job.network.model) {
+        (Some(path), _) => read_network(path)?,
+        (None, name) => {
+            let name = name.as_deref().unwrap_or_default();
+            let (shape, classes) = match &job.data.train {
+                DataSpec::Synthetic { shape, .. } => (*shape, None),
+                spec => {
+                    let options = open_options(job, &job.network.loss.unwrap_or_default(), None);
+                    let data = data::open(spec, Split::Train, &options);
+                    let data = data.map_err(|error| Errors(vec![Error::at("data.train", error)]))?;
+                    (data.sample_shape(), data.classes())
+                }
+            };
+            model(job, name, shape, classes)?
+        }
+    };
+    network.loss = job.network.loss.unwrap_or(network.loss);
+    network.verify().map_err(Error::from)?;
+    Ok(network)
+}
+
+fn model(job: &Job, name: &str, shape: Shape, classes: Option<usize>) -> Result<Network, Errors> {
+    let [_, channels, depth, height, width] = shape.0;
+    let usual = zoo::names().iter().find(|model| model.name == name).map_or(3, |model| model.input.len());
+    let sizes =
+        if usual == 4 || depth > 1 { vec![channels, depth, height, width] } else { vec![channels, height, width] };
+    let options = ModelOptions {
+        classes: job.network.classes.or(classes),
+        input: Some(job.network.input.clone().unwrap_or(sizes)),
+    };
+    zoo::model(name, options).map_err(|error| match job.network.input {
+        Some(_) => Errors(vec![Error::at("network.input", error)]),
+        None => {
+            let flaw = format!(
+                "{error}\n  help: the data's images are {}; choose another model, or data of another size",
+                Sizes(shape)
+            );
+            Errors(vec![Error::at("network.model", flaw)])
+        }
+    })
+}
+
+/// A network from its file.
+pub fn read_network(path: &Path) -> Result<Network, Error> {
+    let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+    Network::from_toml(&text).map_err(|error| Error::NetworkFile { path: path.into(), error: Box::new(error) })
+}
+
+/// The weights of a file, in the network's order.
+pub fn read_weights(path: &Path, network: &Network) -> Result<Weights, convoy_train::Error> {
+    let found = safetensors::read_file(path)?.weights;
+    let fitting = fit(&wanted(network), &found, &path.display().to_string())?;
+    Ok(Weights { tensors: fitting.into_iter().cloned().collect() })
+}
+
+fn input(network: &Network) -> Option<&[usize]> {
+    match &network.layers.first()?.kind {
+        Kind::Input(input) => Some(&input.shape),
+        _ => None,
+    }
+}
+
+/// How data are opened for a network with this loss and output; the output may not be known yet.
+pub fn open_options(job: &Job, loss: &Loss, output: Option<Shape>) -> OpenOptions {
+    let invented = match output {
+        Some(output) if !loss.takes_labels() => Invented::Values(output),
+        Some(output) if output.points() > 1 => Invented::ClassPerPoint,
+        _ => Invented::Class,
+    };
+    let classes = output.map(|output| output.channels()).or(job.network.classes).filter(|_| loss.takes_labels());
+    OpenOptions { classes, ignore: loss.ignored(), seed: job.train.seed, invented }
+}
+
+type Parts = (Option<Arc<dyn Dataset>>, Option<Arc<dyn Dataset>>);
+
+/// Train and test part. Where nothing can be trained on, test data of their own are looked at all the same.
+fn open_test(job: &Job, options: &OpenOptions, train: Option<Arc<dyn Dataset>>) -> Result<Parts, Error> {
+    let open = |spec: &DataSpec, split: Split| data::open(spec, split, options).map(Arc::from);
+    Ok(match (&job.data.test, train) {
+        (TestData::None, train) => (train, None),
+        (TestData::Of(spec), train) => (train, Some(test_part(spec, options)?)),
+        (_, None) => (None, None),
+        (TestData::Own, train) => match open(&job.data.train, Split::Test) {
+            Ok(test) => (train, Some(test)),
+            Err(DataError::NoTest { .. }) => (train, None),
+            Err(error) => return Err(error.into()),
+        },
+        (TestData::HoldOut, Some(train)) => {
+            let (rest, held_out) = data::hold_out(train)?;
+            (Some(Arc::new(rest)), Some(Arc::new(held_out)))
+        }
+    })
+}
+
+/// The test part of data, all of them where they have none.
+pub fn test_part(spec: &DataSpec, options: &OpenOptions) -> Result<Arc<dyn Dataset>, DataError> {
+    match data::open(spec, Split::Test, options) {
+        Err(DataError::NoTest { .. }) => Ok(Arc::from(data::open(spec, Split::Train, options)?)),
+        result => result.map(Arc::from),
+    }
+}
+
+/// Whether a network can take images and targets of such data.
+pub fn fits(data: &dyn Dataset, network: &Network, output: Shape) -> Result<(), Error> {
+    let taken = network.shapes(1)?[0];
+    let (image, target) = (data.sample_shape(), data.target_shape());
+    if image != taken {
+        let (image, taken) = (Sizes(image), Sizes(taken));
+        return Err(Error::Usage(format!("images are {image}, the network `{}` takes {taken}", network.name)));
+    }
+    let mut wanted = output;
+    if network.loss.takes_labels() {
+        wanted.0[1] = 1;
+    }
+    if target != wanted {
+        let what = if network.loss.takes_labels() {
+            "a class for each of its points"
+        } else {
+            "a value for each of its elements"
+        };
+        let (target, output, wanted) = (Sizes(target), Sizes(output), Sizes(wanted));
+        return Err(Error::Usage(format!(
+            "targets are {target}; the output of `{}` is {output}, its loss wants {what}: {wanted}",
+            network.name
+        )));
+    }
+    Ok(())
+}
+
+/// What is done to each channel: as the job says; images are measured, arrays are taken as they are.
+pub fn normalise(job: &Job, train: &dyn Dataset, threads: usize) -> Result<Option<Normalise>, DataError> {
+    let usual = match job.data.train {
+        DataSpec::Npy(_) | DataSpec::Synthetic { .. } => Normalisation::None,
+        _ => Normalisation::Measure,
+    };
+    let normalise = match job.data.normalise.clone().unwrap_or(usual) {
+        Normalisation::None => return Ok(None),
+        Normalisation::Measure => Normalise::measure(train, threads)?,
+        Normalisation::Given { mean, deviation } => Normalise { mean, deviation },
+    };
+    normalise.verify(train.sample_shape())?;
+    Ok(Some(normalise))
+}
+
+/// A sample's shape as people write it, without the samples.
+pub struct Sizes(pub Shape);
+
+impl std::fmt::Display for Sizes {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let [_, c, d, h, w] = self.0.0;
+        match (d, h) {
+            (1, _) => write!(f, "{c}x{h}x{w}"),
+            _ => write!(f, "{c}x{d}x{h}x{w}"),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Runs: what happens when a job is trained, and the one folder it leaves.
+
+use crate::draft::Draft;
+use crate::error::{Error, Errors};
+use crate::job::{Job, TestData};
+use crate::ready::{self, Ready};
+use convoy_net::Network;
+use convoy_train::{Checkpoint, DamagedCheckpoint, Observer, Outcome, RunFolder, Setup, Start, Weights};
+use serde_json::json;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+const NETWORK: &str = "network.toml";
+const PLAN: &str = "plan.json";
+
+/// A job that is ready, with its folder.
+///
+/// ```no_run
+/// use convoy::{Job, Run};
+/// use std::sync::atomic::AtomicBool;
+/// let run = Run::new(&Job::default())?;
+/// let outcome = run.train(&AtomicBool::new(false), &mut ())?;
+/// println!("{:?} in {}", outcome.test, run.folder().path().display());
+/// # Ok::<(), convoy::Errors>(())
+/// ```
+pub struct Run {
+    ready: Ready,
+    folder: RunFolder,
+    /// Where it goes on.
+    checkpoint: Option<Checkpoint>,
+    /// Checkpoints that were passed over.
+    pub damaged: Vec<DamagedCheckpoint>,
+}
+
+impl Run {
+    /// A new run in a folder of its own. Nothing is written before everything is found to fit.
+    pub fn new(job: &Job) -> Result<Run, Errors> {
+        let ready = Ready::new(job)?;
+        let name = ready.job.run.name.as_deref().unwrap_or_default();
+        let folder = RunFolder::create(&ready.job.run.folder, name).map_err(Error::from)?;
+        let run = Run { ready, folder, checkpoint: None, damaged: vec![] };
+        run.describe()?;
+        Ok(run)
+    }
+
+    /// A run that goes on where its newest sound checkpoint is. `change` may lay flags over its job.
+    pub fn resume(path: &Path, change: impl FnOnce(&mut Draft)) -> Result<Run, Errors> {
+        let folder = RunFolder::open(path).map_err(Error::from)?;
+        let mut draft = draft_of(&folder)?;
+        let before = draft.job()?;
+        change(&mut draft);
+        let job = draft.job()?;
+        let found = folder.checkpoints(job.run.keep).newest().map_err(Error::from)?;
+        let ready = Ready::with_network(&job, network_of(&folder, &job)?).map_err(|errors| draft.located(errors))?;
+        let (checkpoint, steps) = (found.checkpoint, ready.steps());
+        if ready.digest()? != checkpoint.job_digest {
+            let what = changes(&before, &job);
+            return Err(Error::Changed { run: path.into(), what }.into());
+        }
+        if checkpoint.step >= steps {
+            return Err(Error::Ended { run: path.into(), steps: checkpoint.step }.into());
+        }
+        let run = Run { ready, folder, checkpoint: Some(checkpoint), damaged: found.skipped };
+        run.describe()?;
+        Ok(run)
+    }
+
+    /// Writes down what is about to be done.
+    fn describe(&self) -> Result<(), Error> {
+        self.folder.write_text(NETWORK, &self.ready.network.to_toml())?;
+        self.folder.write_text(PLAN, &plan(&self.ready))?;
+        // Last: a folder with a job is a run.
+        self.folder.write_job(&self.ready.job.to_toml())?;
+        Ok(())
+    }
+
+    /// What is trained, on what.
+    pub fn ready(&self) -> &Ready {
+        &self.ready
+    }
+
+    /// Where everything lies.
+    pub fn folder(&self) -> &RunFolder {
+        &self.folder
+    }
+
+    /// Steps done before it starts.
+    pub fn first_step(&self) -> u64 {
+        self.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step)
+    }
+
+    /// All that the trainer needs.
+    pub fn setup(&self) -> Result<Setup, Error> {
+        let start = match (&self.checkpoint, &self.ready.weights) {
+            (Some(checkpoint), _) => Start::Checkpoint(Box::new(checkpoint.clone())),
+            (None, Some(weights)) => Start::Weights(weights.clone()),
+            (None, None) => Start::Fresh,
+        };
+        Ok(Setup { start, run: Some(self.folder.clone()), ..self.ready.setup()? })
+    }
+
+    /// Trains. `stop` asks for an early end: a checkpoint is written and the call returns.
+    pub fn train(&self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, Errors> {
+        Ok(convoy_train::train(&self.setup()?, stop, observer).map_err(Error::from)?)
+    }
+}
+
+impl Ready {
+    /// All that the trainer needs, for a run that starts afresh and keeps nothing.
+    pub fn setup(&self) -> Result<Setup, Error> {
+        let job = &self.job;
+        Ok(Setup {
+            network: self.network.clone(),
+            strategy: self.strategy.clone(),
+            threads: job.parallel.threads.unwrap_or(1),
+            batch: job.train.batch,
+            steps: self.steps(),
+            optimizer: job.train.optimizer,
+            schedule: job.train.schedule.clone(),
+            seed: job.train.seed,
+            leaves: job.train.leaves,
+            winograd: job.train.winograd,
+            train: self.train.clone(),
+            test: self.test.clone(),
+            normalise: self.normalise.clone(),
+            augment: job.data.augment.clone().unwrap_or_default(),
+            loaders: job.data.loaders,
+            start: Start::Fresh,
+            run: None,
+            job_digest: self.digest()?,
+            checkpoint_every: job.run.checkpoint_every,
+            keep: job.run.keep,
+            digest_every: job.run.digest_every,
+            settings: Default::default(),
+        })
+    }
+}
+
+/// The job of a run, as it stands in its folder.
+pub fn draft_of(folder: &RunFolder) -> Result<Draft, Error> {
+    let mut draft = Draft::default();
+    draft.read(&folder.read_job()?, &folder.path().join("job.toml"));
+    Ok(draft)
+}
+
+/// The network of a run: the one in its folder, whatever became of the file it was read from.
+pub fn network_of(folder: &RunFolder, job: &Job) -> Result<Network, Errors> {
+    let path = folder.path().join(NETWORK);
+    if path.exists() { Ok(ready::read_network(&path)?) } else { ready::network(job) }
+}
+
+/// The weights that a run ended with, in the network's order.
+pub fn weights_of(folder: &RunFolder, network: &Network) -> Result<Weights, Error> {
+    let path = folder.model();
+    if !path.exists() {
+        return Err(Error::NoModel { run: folder.path().into() });
+    }
+    Ok(ready::read_weights(&path, network)?)
+}
+
+/// What of a job is not as before: the fields by name, or what is outside of it.
+fn changes(before: &Job, now: &Job) -> String {
+    let mut names = vec![];
+    let mut compare = |name: &str, same: bool| {
+        if !same {
+            names.push(name.to_string())
+        }
+    };
+    compare("[network]", before.network == now.network);
+    compare("[data].train", before.data.train == now.data.train);
+    let holds_out = [&before.data.test, &now.data.test].contains(&&TestData::HoldOut);
+    compare("[data].test", before.data.test == now.data.test || !holds_out);
+    compare("[data].augment", before.data.augment == now.data.augment);
+    compare("[data].normalise", before.data.normalise == now.data.normalise);
+    compare("[train].batch", before.train.batch == now.train.batch);
+    compare("[train].optimizer", before.train.optimizer == now.train.optimizer);
+    compare("[train].schedule", before.train.schedule == now.train.schedule);
+    compare("[train].seed", before.train.seed == now.train.seed);
+    compare("[train].leaves", before.train.leaves == now.train.leaves);
+    compare("[train].winograd", before.train.winograd == now.train.winograd);
+    match names.len() {
+        0 => "the job or its data is".into(),
+        1 => format!("{} is", names[0]),
+        _ => format!("{} are", names.join(" and ")),
+    }
+}
+
+/// The strategy as the run's folder keeps it.
+fn plan(ready: &Ready) -> String {
+    let layers = ready.network.layers.iter().zip(&ready.strategy.placements);
+    let layers: Vec<_> = layers
+        .map(|(layer, placement)| {
+            let ranks: Vec<usize> = placement.ranks.iter().map(|rank| rank.0).collect();
+            json!({ "layer": layer.name, "grid": placement.grid.to_string(), "ranks": ranks })
+        })
+        .collect();
+    let plan = json!({ "strategy": ready.strategy.name, "ranks": ready.strategy.ranks, "layers": layers });
+    serde_json::to_string_pretty(&plan).expect("bug: a plan is JSON") + "\n"
+}

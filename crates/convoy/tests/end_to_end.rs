@@ -1,0 +1,267 @@
+//! From the command line to a trained network, with small settings.
+
+mod program;
+
+use convoy::{Draft, Run};
+use convoy_train::{Observer, StepReport, digest};
+use program::{Place, finish};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A job of some steps that end in the middle of an epoch: 9,000 digits would be an epoch of many.
+const SMALL: &str = "--data synthetic:1x28x28:96 --classes 10 --batch 16 --test-data none";
+
+#[test]
+fn the_loss_falls_on_digits() {
+    let place = Place::new();
+    let object = place.json("train --steps 60 --batch 32");
+    // Ten classes by chance: ln 10 = 2.30 and one of ten.
+    assert!(object["test_loss"].as_f64().unwrap() < 1.0, "{object}");
+    assert!(object["test_accuracy"].as_f64().unwrap() > 0.7, "{object}");
+    let run = Path::new(object["run"].as_str().unwrap());
+    for file in ["job.toml", "plan.json", "network.toml", "metrics.jsonl", "model.safetensors", "checkpoints"] {
+        assert!(run.join(file).exists(), "{file}");
+    }
+
+    // Evaluation from the folder gives what training said.
+    let scores = place.json(&format!("eval {}", run.display()));
+    assert_eq!(scores["loss"], object["test_loss"]);
+    assert_eq!(scores["top1"], object["test_accuracy"]);
+    assert_eq!(scores["top5"], object["test_top5"]);
+    assert!(scores["images_per_second"].as_f64().unwrap() > 0.0);
+    // And so do the weights alone.
+    let words = format!("eval --model lenet --weights {}/model.safetensors --data digits --batch 32", run.display());
+    assert_eq!(place.json(&words)["loss"], object["test_loss"]);
+}
+
+#[test]
+fn the_json_object_has_all_fields() {
+    let place = Place::new();
+    let object = place.json(&format!("train {SMALL} --steps 3 --ranks 2 --threads 1 --name my/run"));
+    assert_eq!(object["ranks"], 2);
+    assert_eq!(object["threads"], 1);
+    assert_eq!(object["steps"], 3);
+    assert_eq!(object["strategy"], "data:2");
+    assert_eq!(object["stopped"], false);
+    assert!(object["test_loss"].is_null() && object["test_accuracy"].is_null());
+    assert!(object["train_loss"].as_f64().unwrap() > 0.0);
+    assert!(object["seconds"].as_f64().unwrap() > 0.0);
+    // Two ranks exchange gradients at least: 431,080 parameters of four bytes, each step.
+    assert!(object["bytes_sent"].as_u64().unwrap() > 3 * 4 * 431_080);
+    assert!(object["planned_bytes"].as_u64().unwrap() > 2 * 2 * 4 * 431_080);
+    assert!(object["peak_rss_bytes"].is_null() || object["peak_rss_bytes"].as_u64() > object["planned_bytes"].as_u64());
+    assert_eq!(object["weights_digest"].as_str().unwrap().len(), 64);
+    assert!(object["run"].as_str().unwrap().contains("runs/my-run-"));
+}
+
+#[test]
+fn threads_and_repetition_change_no_bit() {
+    let place = Place::new();
+    let digest = |more: &str| {
+        let words = format!("train {SMALL} --steps 8 {more}");
+        place.json(&words)["weights_digest"].as_str().unwrap().to_string()
+    };
+    let one = digest("--threads 1");
+    assert_eq!(one, digest("--threads 1"));
+    assert_eq!(one, digest("--threads 2 --loaders 2"));
+    assert_eq!(one, digest("--threads 3"));
+    assert_eq!(one, digest("--ranks 2 --threads 1"));
+    assert_ne!(one, digest("--seed 2"));
+}
+
+/// Asks for an end after a step.
+struct StopAfter<'a> {
+    step: u64,
+    stop: &'a AtomicBool,
+}
+
+impl Observer for StopAfter<'_> {
+    fn step(&mut self, report: &StepReport) {
+        if report.step == self.step {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_has_the_bits_of_one_that_was_never_interrupted() {
+    let place = Place::new();
+    let mut draft = Draft::default();
+    let job = "[data]\ntrain = 'synthetic:1x28x28:40'\naugment = ['crop:2', 'flip']\n[train]\nbatch = 16\nepochs = 3\n";
+    draft.read(job, Path::new("job.toml"));
+    draft.set("run.folder", place.path().to_str().unwrap());
+    let job = draft.job().unwrap();
+    let never = AtomicBool::new(false);
+    let whole = Run::new(&job).unwrap().train(&never, &mut ()).unwrap();
+    assert_eq!(whole.steps, 9);
+    for step in 1..9 {
+        let run = Run::new(&job).unwrap();
+        let stop = AtomicBool::new(false);
+        let outcome = run.train(&stop, &mut StopAfter { step, stop: &stop }).unwrap();
+        assert_eq!((outcome.steps, outcome.stopped), (step, true));
+        let resumed = Run::resume(run.folder().path(), |_| ()).unwrap();
+        assert_eq!(resumed.first_step(), step);
+        let outcome = resumed.train(&never, &mut ()).unwrap();
+        assert_eq!(digest(&outcome.weights), digest(&whole.weights), "interrupted after step {step}");
+        assert_eq!(outcome.test, whole.test);
+        assert_eq!(outcome.train_loss.to_bits(), whole.train_loss.to_bits());
+    }
+}
+
+/// Sends a signal once the first epochs are done.
+fn interrupted(place: &Place, words: &str, signal: &str, epochs: usize) -> (Option<i32>, String, String) {
+    let mut child = place.start(words);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    let mut seen = 0;
+    while seen < epochs {
+        let line = lines.next().expect("training goes on");
+        seen += usize::from(line.starts_with("epoch "));
+    }
+    let sent = finish(Command::new("kill").args([signal, &child.id().to_string()]));
+    assert_eq!(sent.code, Some(0), "{sent:?}");
+    let rest: Vec<String> = lines.collect();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), rest.join("\n"), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn signals_end_with_a_checkpoint_and_a_kill_with_the_last_one() {
+    // Two steps an epoch, very many epochs.
+    let job = "train --data synthetic:1x28x28:32 --batch 16 --test-data none --schedule constant --lr 0.001";
+    for (signal, code) in [("-TERM", Some(143)), ("-INT", Some(130)), ("-KILL", None)] {
+        let place = Place::new();
+        let (ended, out, err) = interrupted(&place, &format!("{job} --epochs 1000000"), signal, 3);
+        assert_eq!(ended, code, "{signal}: {out}\n{err}");
+        let runs = place.runs();
+        let [run] = &runs[..] else { panic!("{runs:?}") };
+        let run = run.display();
+        if code.is_some() {
+            let (_, step) = out.rsplit_once("interrupted after step ").expect("told");
+            assert!(step.contains("a checkpoint is kept\n  help: convoy train --resume runs/"), "{out}");
+        }
+        // Some steps more, and as many from the start: the same bits.
+        let metrics = std::fs::read_to_string(format!("{run}/metrics.jsonl")).unwrap();
+        let steps = metrics.lines().filter(|line| line.contains("\"kind\":\"step\"")).count() + 5;
+        let resumed = place.json(&format!("train --resume {run} --steps {steps}"));
+        let whole = place.json(&format!("{job} --steps {steps}"));
+        assert_eq!(resumed["steps"].as_u64(), Some(steps as u64));
+        assert_eq!(resumed["weights_digest"], whole["weights_digest"], "{signal}");
+    }
+}
+
+#[test]
+fn compare_finds_the_first_step_and_layer_that_differ() {
+    let place = Place::new();
+    let run = |more: &str| {
+        let words = format!("train {SMALL} --steps 6 --digest-every 2 {more}");
+        place.json(&words)["run"].as_str().unwrap().to_string()
+    };
+    let (first, same, other) = (run(""), run("--threads 1"), run("--lr 0.01"));
+    let ran = place.run(&format!("compare {first} {same}"));
+    assert_eq!(ran.code, Some(0));
+    assert_eq!(ran.out, "same: weights have the same digests at all 4 steps compared, the last is step 6\n");
+    let ran = place.run(&format!("compare {first} {other}"));
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.out.starts_with("different: first at step 2, layer `c1` ("), "{}", ran.out);
+}
+
+#[test]
+fn predictions_are_the_networks_outputs() {
+    let place = Place::new();
+    let run = place.json(&format!("train {SMALL} --steps 3"))["run"].as_str().unwrap().to_string();
+    let pixels = 28 * 28;
+    let array: Vec<f32> = (0..3 * pixels).map(|i| (i * 7 % 11) as f32 / 11.0).collect();
+    let write = |name: &str, images: usize, from: usize| {
+        let numbers = &array[from * pixels..(from + images) * pixels];
+        convoy_train::data::write_npy(&place.path().join(name), &[images, 1, 28, 28], numbers).unwrap();
+    };
+    write("x.npy", 3, 0);
+    write("last.npy", 1, 2);
+    let said = place.good(&format!("predict {run} --input x.npy --out y.npy"));
+    assert_eq!(said, "y.npy: 3x10\n");
+    let model = format!("--model lenet --weights {run}/model.safetensors");
+    place.good(&format!("predict {model} --input last.npy --out last-y.npy --batch 1"));
+    let read = |name: &str| std::fs::read(place.path().join(name)).unwrap();
+    let (all, last) = (read("y.npy"), read("last-y.npy"));
+    // Ten floats each, at the end of the file; an image's outputs do not depend on what else is in the batch.
+    assert_eq!(all[all.len() - 40..], last[last.len() - 40..]);
+    assert_ne!(all[all.len() - 40..], all[all.len() - 80..all.len() - 40]);
+    let table = place.good(&format!("predict {run} --input x.npy"));
+    assert_eq!(table.lines().count(), 4, "{table}");
+    assert!(table.contains(" %"), "{table}");
+}
+
+#[test]
+fn weights_go_round() {
+    let place = Place::new();
+    let before = place.json(&format!("train {SMALL} --steps 2"));
+    let weights = format!("{}/model.safetensors", before["run"].as_str().unwrap());
+    // Starting from a file is not starting from the seed.
+    let after = place.json(&format!("train {SMALL} --steps 2 --weights {weights}"));
+    assert_ne!(before["weights_digest"], after["weights_digest"]);
+    let again = place.json(&format!("train {SMALL} --steps 2 --weights {weights}"));
+    assert_eq!(again["weights_digest"], after["weights_digest"]);
+}
+
+#[test]
+fn a_resolved_job_is_a_job_with_the_same_result() {
+    let place = Place::new();
+    place.file("job.toml", "[data]\ntest = 'none'\n[train]\nbatch = 20\nsteps = 3\nschedule = 'step'\n");
+    let first = place.json("train job.toml --optimizer adam");
+    let job = format!("{}/job.toml", first["run"].as_str().unwrap());
+    let text = std::fs::read_to_string(&job).unwrap();
+    for line in
+        ["classes = 10", "input = [1, 28, 28]", "kind = \"given\"", "lr = 0.001", "kind = \"adam\"", "threads = "]
+    {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    let second = place.json(&format!("train {job}"));
+    assert_eq!(first["weights_digest"], second["weights_digest"]);
+    let again = std::fs::read_to_string(format!("{}/job.toml", second["run"].as_str().unwrap())).unwrap();
+    assert_eq!(text, again);
+}
+
+#[test]
+fn bench_prints_all_its_numbers() {
+    let place = Place::new();
+    let object = place.json("bench lenet --batch 8 --threads 1 --steps 3 --layers");
+    for field in ["images_per_second", "step_seconds", "gflop_step", "gflops", "fma_peak_gflops", "planned_bytes"] {
+        assert!(object[field].as_f64().unwrap() > 0.0, "{field}: {object}");
+    }
+    let (images, step) = (object["images_per_second"].as_f64().unwrap(), object["step_seconds"].as_f64().unwrap());
+    assert!((images * step - 8.0).abs() < 1e-9);
+    let layers = object["layers"].as_array().unwrap();
+    let of_c1 = |pass: &str| layers.iter().any(|row| row["layer"] == "c1" && row["pass"] == pass);
+    assert!(of_c1("forward") && of_c1("weight gradient") && !of_c1("input gradient"), "{object}");
+}
+
+#[test]
+fn models_check_and_completions_answer() {
+    let place = Place::new();
+    let models = place.good("models");
+    assert!(models.contains("resnet50") && models.contains("25,557,032"), "{models}");
+    let listed: serde_json::Value = serde_json::from_str(&place.good("models --json")).unwrap();
+    let alexnet = listed.as_array().unwrap().iter().find(|model| model["name"] == "alexnet").unwrap();
+    assert_eq!(alexnet["parameters"], 61_100_840);
+    let lenet = place.good("models lenet");
+    assert!(lenet.lines().nth(2).unwrap().starts_with("c1"), "{lenet}");
+
+    let checked = place.good("check --batch 100");
+    assert!(
+        checked.starts_with("lenet, 431,080 parameters, on digits: 9,000 images of 1x28x28 in 10 classes"),
+        "{checked}"
+    );
+    assert!(checked.trim_end().ends_with("planned: ready to train"), "{checked}");
+    assert!(place.runs().is_empty());
+
+    for shell in ["bash", "zsh", "fish"] {
+        let script = place.good(&format!("completions {shell}"));
+        assert!(script.contains("checkpoint-every") && script.contains("weight-decay"), "{shell}");
+    }
+    let help = place.good("train --help");
+    for field in convoy::fields::FIELDS {
+        assert!(help.contains(&format!("--{}", field.flag)), "{}", field.flag);
+    }
+}

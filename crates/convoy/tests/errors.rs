@@ -1,0 +1,312 @@
+//! Bad input: one clear error each, an exit code that is not 0, nothing overwritten, no panic.
+
+mod program;
+
+use convoy_train::data::write_npy;
+use program::{Place, finish};
+use std::process::{Command, Stdio};
+
+/// What a command must say.
+fn check(place: &Place, words: &str, wanted: &str) {
+    assert_eq!(place.bad(words).trim_end(), wanted.trim(), "convoy {words}");
+    assert!(place.runs().is_empty(), "convoy {words} left a run");
+}
+
+/// Ten images of 8x8 in two classes, as files like MNIST's.
+fn idx(place: &Place) {
+    for part in ["train", "t10k"] {
+        let mut images = vec![0, 0, 8, 3, 0, 0, 0, 10, 0, 0, 0, 8, 0, 0, 0, 8];
+        images.extend((0..640).map(|i| (i % 251) as u8));
+        let mut labels = vec![0, 0, 8, 1, 0, 0, 0, 10];
+        labels.extend((0..10).map(|i| i % 2));
+        place.file(&format!("idx/{part}-images-idx3-ubyte"), images);
+        place.file(&format!("idx/{part}-labels-idx1-ubyte"), labels);
+    }
+}
+
+const MODELS: &str = "lenet, alexnet, vgg11, vgg16, vgg19, resnet18, resnet34, resnet50, resnet101, resnet152, \
+                      resnet18-cifar, resnet20, mobilenet-v2, unet, unet3d";
+
+#[test]
+fn unknown_words_come_with_a_suggestion() {
+    let place = Place::new();
+    let unknown = format!("unknown model `resnet81`\n  help: did you mean `resnet18`? Else one of {MODELS}");
+    check(&place, "train --model resnet81", &format!("error: --model: {unknown}"));
+    check(&place, "bench resnet81", &format!("error: {unknown}"));
+    place.file("job.toml", "[train]\nbatch = 8\nepoch = 3\n\n[parallel]\nstrategy = \"data\"\nbatch = 8\n");
+    check(
+        &place,
+        "train job.toml",
+        "error: job.toml, line 3, [train].epoch: unknown field\n  help: did you mean `epochs`? Else one of batch, epochs, \
+         steps, optimizer, schedule, seed, leaves, winograd, weights\n\
+         error: job.toml, line 7, [parallel].batch: unknown field\n  help: `batch` belongs under [train]",
+    );
+    place.file("job.toml", "[train]\noptimizer = { kind = \"adamm\" }\n");
+    check(
+        &place,
+        "train job.toml",
+        "error: job.toml, line 2, [train].optimizer: unknown kind \"adamm\"\n  \
+         help: did you mean `adam`? Else one of sgd, adam, adamw, rmsprop, lars",
+    );
+    check(
+        &place,
+        "train --optimizer adam --momentum 0.5",
+        "error: --momentum: is a field of sgd, rmsprop, lars, the kind here is adam",
+    );
+    let data = "one of digits, idx:DIR, cifar10:DIR, folder:DIR[:HxW], npy:DIR, npy:IMAGES.npy,LABELS.npy, \
+                synthetic:CxHxW[:COUNT]";
+    check(&place, "train --data digitss", &format!("error: --data: unknown data `digitss`\n  help: {data}"));
+    let flag = place.run("train --batchh 3");
+    assert_eq!(flag.code, Some(2));
+    assert!(flag.err.contains("a similar argument exists: '--batch'"), "{}", flag.err);
+}
+
+#[test]
+fn numbers_that_are_not_possible() {
+    let place = Place::new();
+    check(&place, "train --batch 0", "error: --batch: 0 is not a whole number, 1 or more");
+    check(
+        &place,
+        "train --batch 9001",
+        "error: --batch: a batch of 9001 cannot be made of 9000 samples\n  help: a batch of 1 to 9000",
+    );
+    check(&place, "train --lr -1", "error: --lr: -1 is not possible\n  help: above 0");
+    check(&place, "train --lr fast", "error: --lr: \"fast\" is not a number");
+    check(&place, "train --momentum 1", "error: --momentum: 1 is not possible\n  help: from 0 to below 1");
+    check(
+        &place,
+        "train --ranks 3 --strategy data:2",
+        "error: --strategy: strategy `data:2` has 2 parts, the job has 3 ranks\n  \
+         help: the product of all parts must be the number of ranks",
+    );
+    check(
+        &place,
+        "train --mean 0.5,0.5 --deviation 1,1",
+        "error: --mean: normalisation has 2 means, images have 1 channels",
+    );
+}
+
+#[test]
+fn all_errors_are_told_at_once() {
+    let place = Place::new();
+    place.file(
+        "job.toml",
+        "[train]\nbatch = 20000\n\n[parallel]\nranks = 2\nstrategy = \"sideways\"\n[data]\ntest = \"idx:x\"\n",
+    );
+    check(
+        &place,
+        "check job.toml --weights no.safetensors",
+        "error: job.toml, line 6, [parallel].strategy: strategy `sideways` is not one: \"sideways\" is no axis with a \
+         number of parts\n  help: data, spatial, or a product such as data:2,spatial:2x2\n\
+         error: --weights: cannot read no.safetensors\n  cause: No such file or directory (os error 2)\n\
+         error: job.toml, line 8, [data].test: cannot read `x`: No such file or directory (os error 2)",
+    );
+    // A draft that is wrong does not hide what else is.
+    let errors = place.bad("check job.toml --lr 0 --seed -1");
+    let starts: Vec<&str> = errors.lines().filter(|line| line.starts_with("error: ")).map(|l| &l[7..12]).collect();
+    assert_eq!(starts, ["--see", "--lr:", "job.t", "job.t"], "{errors}");
+}
+
+#[test]
+fn files_that_are_missing_or_broken() {
+    let place = Place::new();
+    let missing = "cause: No such file or directory (os error 2)";
+    check(&place, "train no.toml", &format!("error: cannot read no.toml\n  {missing}"));
+    check(&place, "train --resume no", &format!("error: cannot open no\n  {missing}"));
+    check(&place, "eval no", &format!("error: cannot open no\n  {missing}"));
+    check(&place, "train --data idx:no", "error: --data: cannot read `no`: No such file or directory (os error 2)");
+    place.file("job.toml", "[train]\nbatch = = 3\n");
+    assert!(place.bad("train job.toml").starts_with("error: job.toml, line 2: "));
+    place.file("job.toml", [0xff, 0xfe]);
+    assert!(place.bad("train job.toml").starts_with("error: cannot read job.toml\n  cause: "));
+    std::fs::create_dir(place.path().join("empty")).unwrap();
+    check(
+        &place,
+        "compare empty empty",
+        "error: empty: not the folder of a run, it has no job.toml\n  help: a run's folder is runs/<name>-<time>",
+    );
+
+    idx(&place);
+    let images = place.path().join("idx/train-images-idx3-ubyte");
+    let whole = std::fs::read(&images).unwrap();
+    std::fs::write(&images, &whole[..100]).unwrap();
+    check(
+        &place,
+        "train --data idx:idx",
+        "error: --data: file `idx/train-images-idx3-ubyte` ends at byte 100, it should have 656 bytes",
+    );
+    std::fs::write(&images, [&[9], &whole[1..]].concat()).unwrap();
+    assert!(
+        place.bad("train --data idx:idx").starts_with("error: --data: file `idx/train-images-idx3-ubyte`, byte 0: ")
+    );
+
+    place.file("folder/train/cat/a.png", "no image");
+    place.file("folder/train/dog/b.png", "no image");
+    let error = place.bad("train --data folder:folder:32x32 --model resnet20 --batch 1");
+    assert!(error.starts_with("error: --data: image `folder/train/cat/a.png` cannot be read"), "{error}");
+
+    place.file("x.npy", "\u{93}NUMPY no");
+    place.file("w.safetensors", "no weights at all");
+    assert!(
+        place.bad("train --weights w.safetensors").starts_with("error: --weights: w.safetensors: no safetensors file")
+    );
+    let error = place.bad("predict --model lenet --weights w.safetensors --input x.npy");
+    assert!(error.starts_with("error: w.safetensors: no safetensors file"), "{error}");
+}
+
+#[test]
+fn data_and_networks_that_do_not_fit() {
+    let place = Place::new();
+    idx(&place);
+    check(
+        &place,
+        "train --classes 5",
+        "error: [data].train: file `train-labels-idx1`, byte 8: sample 0 has label 5, there are 5 classes (0 to 4)",
+    );
+    check(
+        &place,
+        "train --data idx:idx",
+        "error: [network].model: layer `c2` has a window of 5 along height, its padded input has only 2\n  \
+         help: the data's images are 1x8x8; choose another model, or data of another size",
+    );
+    check(
+        &place,
+        "train --test-data idx:idx",
+        "error: --test-data: images are 1x8x8, the network `lenet` takes 1x28x28",
+    );
+    check(
+        &place,
+        "train --model unet --data synthetic:1x28x28",
+        "error: --model: layer `merge.0.concat` needs inputs that agree in samples and space, they are 1x512x3x3 and \
+         1x512x2x2\n  help: the data's images are 1x28x28; choose another model, or data of another size",
+    );
+    let net =
+        "name = \"own\"\ninput = [1, 28, 28]\n\n[[layer]]\nname = \"conv\"\nkind = \"convolution\"\nfilters = 10\n";
+    place.file("net.toml", format!("{net}kernel = [31, 31]\n"));
+    check(
+        &place,
+        "train --network net.toml",
+        "error: net.toml: line 4: layer `conv` has a window of 31 along height, its padded input has only 28",
+    );
+    place.file("net.toml", format!("{net}kernel = [3, 3]\n"));
+    check(
+        &place,
+        "train --network net.toml",
+        "error: [data].train: targets are 1x1x1; the output of `own` is 10x26x26, its loss wants a class for each of its \
+         points: 1x26x26",
+    );
+    place.file("net.toml", format!("{net}krenel = [3, 3]\n"));
+    assert!(place.bad("train --network net.toml").contains("net.toml: line 8, layer `conv`: unknown field `krenel`"));
+}
+
+#[test]
+fn weights_that_do_not_fit_are_all_listed() {
+    let place = Place::new();
+    let run =
+        place.json("train --classes 12 --steps 1 --batch 8 --test-data none")["run"].as_str().unwrap().to_string();
+    let before = std::fs::read_dir(place.path().join("runs")).unwrap().count();
+    let error = place.bad(&format!("train --weights {run}/model.safetensors"));
+    assert_eq!(
+        error,
+        format!(
+            "error: --weights: {run}/model.safetensors: 2 tensors do not fit the network\n  \
+             shape:   `f2.weight` is 12x500, the network wants 10x500\n  \
+             shape:   `f2.bias` is 12, the network wants 10\n"
+        )
+    );
+    assert_eq!(std::fs::read_dir(place.path().join("runs")).unwrap().count(), before);
+    let image = vec![0.0; 28 * 28];
+    write_npy(&place.path().join("x.npy"), &[1, 1, 27, 28], &image[..27 * 28]).unwrap();
+    place.file("y.npy", "precious");
+    let error = place.bad(&format!("predict {run} --input x.npy --out y.npy"));
+    assert_eq!(error, "error: x.npy: images are 1x27x28, the network takes 1x28x28\n");
+    assert_eq!(std::fs::read_to_string(place.path().join("y.npy")).unwrap(), "precious");
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_the_run() {
+    let place = Place::new();
+    let ran = place.run("train --lr 1e6 --steps 20 --batch 16 --test-data none");
+    assert_eq!(ran.code, Some(1));
+    let (first, rest) = ran.err.split_once('\n').unwrap();
+    assert!(first.starts_with("error: the loss became ") && first.contains(" at step "), "{}", ran.err);
+    assert!(first.contains("layer `"), "{}", ran.err);
+    assert!(rest.starts_with("  help: a smaller learning rate than "), "{}", ran.err);
+    assert!(rest.contains("\n  kept: "), "{}", ran.err);
+    let runs = place.runs();
+    let [run] = &runs[..] else { panic!("{runs:?}") };
+    assert!(run.join("metrics.jsonl").exists() && !run.join("model.safetensors").exists());
+}
+
+/// Files may grow to so many blocks of 512 bytes (1,024 in some shells); beyond, writing fails as on a full disk.
+fn with_little_space(place: &Place, blocks: usize, words: &str) -> program::Ran {
+    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec {} {words}", env!("CARGO_BIN_EXE_convoy"));
+    finish(Command::new("sh").args(["-c", &script]).current_dir(place.path()).stdin(Stdio::null()))
+}
+
+#[test]
+fn a_full_disk_leaves_what_was_there() {
+    let place = Place::new();
+    let job = "train --data synthetic:1x28x28:32 --batch 16 --test-data none --schedule constant";
+    let run = place.json(&format!("{job} --steps 2"))["run"].as_str().unwrap().to_string();
+    let checkpoints = || {
+        let entries = std::fs::read_dir(format!("{run}/checkpoints")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(checkpoints(), ["step-00000002.ckpt"]);
+    let ran = with_little_space(&place, 1000, &format!("train --resume {run} --steps 4"));
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.err.starts_with(&format!("error: cannot write {run}/checkpoints/step-00000004.ckpt\n  cause: ")),
+        "{ran:?}"
+    );
+    assert!(
+        ran.err.contains(&format!("kept: {run}, last checkpoint at step 2\n  help: convoy train --resume")),
+        "{ran:?}"
+    );
+    assert_eq!(checkpoints(), ["step-00000002.ckpt"]);
+    // And there is nothing wrong with what was there.
+    let resumed = place.json(&format!("train --resume {run} --steps 4"));
+    assert_eq!(resumed["weights_digest"], place.json(&format!("{job} --steps 4"))["weights_digest"]);
+
+    if std::path::Path::new("/dev/full").exists() {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let output = place.command("models").stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.starts_with("error: cannot write to standard output\n  cause: "), "{text}");
+    }
+}
+
+#[test]
+fn runs_that_cannot_go_on() {
+    let place = Place::new();
+    let job = "train --data synthetic:1x28x28:32 --batch 16 --test-data none --steps 2";
+    let run = place.json(job)["run"].as_str().unwrap().to_string();
+    let error = place.bad(&format!("train --resume {run}"));
+    assert!(error.starts_with(&format!("error: {run}: all 2 steps of this run are done\n  help: ")), "{error}");
+    let error = place.bad(&format!("train --resume {run} --steps 5 --lr 0.5 --batch 8"));
+    let wanted =
+        format!("error: {run}: [train].batch and [train].schedule are not what it was when the checkpoint was written");
+    assert!(error.starts_with(&wanted), "{error}");
+    let error = place.bad(&format!("train --resume {run} --steps 5 --lr fast"));
+    assert_eq!(error, "error: --lr: \"fast\" is not a number\n");
+
+    // A damaged checkpoint is passed over with a warning, where there is one before it.
+    place.good(&format!("train --resume {run} --steps 4 --checkpoint-every 1"));
+    let newest = format!("{run}/checkpoints/step-00000004.ckpt");
+    let mut bytes = std::fs::read(&newest).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&newest, bytes).unwrap();
+    let ran = place.run(&format!("train --resume {run} --steps 5"));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.err.starts_with("warning: passed over a damaged checkpoint: "), "{ran:?}");
+    assert!(ran.out.contains("goes on after step 3 of 5"), "{ran:?}");
+
+    std::fs::remove_file(format!("{run}/model.safetensors")).unwrap();
+    let error = place.bad(&format!("eval {run}"));
+    assert_eq!(error, format!("error: {run}: the run has no model yet\n  help: convoy train --resume {run}\n"));
+    let ran = place.run("eval");
+    assert_eq!((ran.code, ran.err.lines().next()), (Some(2), Some("error: which network?")));
+}
