@@ -53,6 +53,8 @@ pub enum Form {
     Whole {
         least: u64,
     },
+    /// From 1 to a number beyond which no machine can follow.
+    UpTo(u64),
     Number,
     Numbers,
     /// Two numbers.
@@ -90,7 +92,7 @@ pub static FIELDS: &[Field] = &[
     field("data.normalise.kind", "normalise", "KIND", Form::Kind(NORMALISE), Follows("measure, but none for npy and synthetic"), "measure mean and deviation of each channel in the train data, none, or given"),
     field("data.normalise.mean", "mean", "LIST", Form::Numbers, Follows("measured"), "subtracted, a number for each channel").of(&["given"]),
     field("data.normalise.deviation", "deviation", "LIST", Form::Numbers, Follows("measured"), "divided by, a number for each channel").of(&["given"]),
-    field("data.loaders", "loaders", "N", Form::Whole { least: 1 }, Is("1"), "threads of each rank that prepare batches in the background"),
+    field("data.loaders", "loaders", "N", Form::UpTo(256), Is("1"), "threads of each rank that prepare batches in the background"),
     field("train.batch", "batch", "N", Form::Whole { least: 1 }, Is("64"), "samples of a step, over all ranks"),
     field("train.epochs", "epochs", "N", Form::Whole { least: 1 }, Is("10"), "times through the train data"),
     field("train.steps", "steps", "N", Form::Whole { least: 1 }, Follows("as many as the epochs have"), "steps in all, whatever the epochs are"),
@@ -109,11 +111,11 @@ pub static FIELDS: &[Field] = &[
     field("train.schedule.gamma", "gamma", "X", Form::Number, Follows("0.1"), "what the rate is multiplied by there").of(&["step"]),
     field("train.schedule.power", "power", "X", Form::Number, Follows("1"), "of the share of steps that is left").of(&["polynomial"]),
     field("train.seed", "seed", "N", Form::Whole { least: 0 }, Is("1"), "where all random numbers come from"),
-    field("train.leaves", "leaves", "N", Form::Whole { least: 1 }, Is("8"), "groups of samples that sums over a batch are cut into: up to as many data-parallel ranks give the same bits"),
+    field("train.leaves", "leaves", "N", Form::UpTo(1024), Is("8"), "groups of samples that sums over a batch are cut into: up to as many data-parallel ranks give the same bits"),
     field("train.winograd", "winograd", "TILE", Form::Choice(&WINOGRAD), Is("\"4x4\""), "tiles of 3x3 convolutions: 4x4 is fastest, 2x2 and off round less"),
     field("train.weights", "weights", "FILE", Form::File, Follows("made from the seed"), "weights to start from: safetensors with PyTorch's names"),
-    field("parallel.ranks", "ranks", "N", Form::Whole { least: 1 }, Is("1"), "ranks, each with its own memory and threads"),
-    field("parallel.threads", "threads", "N", Form::Whole { least: 1 }, Follows("cores that this process may use, divided by ranks"), "threads of each rank; they never change the result"),
+    field("parallel.ranks", "ranks", "N", Form::UpTo(256), Is("1"), "ranks, each with its own memory and threads"),
+    field("parallel.threads", "threads", "N", Form::UpTo(256), Follows("cores that this process may use, divided by ranks"), "threads of each rank; they never change the result"),
     field("parallel.strategy", "strategy", "WORDS", Form::Text, Is("\"data\""), "how layers are split over ranks: data, spatial, or a product such as data:2,spatial:2x2"),
     field("run.name", "name", "NAME", Form::Text, Follows("the network's"), "what the run's folder is called, before the time"),
     field("run.folder", "folder", "DIR", Form::File, Is("\"runs\""), "where runs' folders are"),
@@ -192,7 +194,7 @@ impl Form {
     /// A flag's text as the value that would stand in a file. What is not of this form becomes text, and is judged as such.
     pub fn read_flag(&self, text: &str) -> Value {
         let of = |word: &str| match self {
-            Form::Whole { .. } | Form::Sizes => word.parse().map(Value::Integer).ok(),
+            Form::Whole { .. } | Form::UpTo(_) | Form::Sizes => word.parse().map(Value::Integer).ok(),
             Form::Number | Form::Numbers | Form::Pair => word.parse().map(Value::Float).ok(),
             Form::Truth => word.parse().map(Value::Boolean).ok(),
             _ => None,
@@ -202,7 +204,7 @@ impl Form {
         match self {
             Form::Augment | Form::Numbers | Form::Pair => list(','),
             Form::Sizes => list('x'),
-            Form::Whole { .. } | Form::Number | Form::Truth => one(text),
+            Form::Whole { .. } | Form::UpTo(_) | Form::Number | Form::Truth => one(text),
             _ => Value::String(text.into()),
         }
     }
@@ -232,6 +234,8 @@ impl Form {
             }
             Form::Whole { least } if is_whole(value, *least) => Ok(()),
             Form::Whole { least } => Err(found(value, &format!("a whole number, {least} or more"))),
+            Form::UpTo(most) if is_whole(value, 1) && !is_whole(value, most + 1) => Ok(()),
+            Form::UpTo(most) => Err(found(value, &format!("a whole number from 1 to {most}"))),
             Form::Number if is_number(value) => Ok(()),
             Form::Number => Err(found(value, "a number")),
             Form::Numbers if all(&is_number) => Ok(()),

@@ -180,6 +180,9 @@ impl Job {
                 );
                 errors.push(Error::at("data.normalise.mean", flaw));
             }
+            if let Some(wrong) = mean.iter().find(|m| !m.is_finite()) {
+                errors.push(Error::at("data.normalise.mean", format!("{wrong} is not possible\n  help: a number")));
+            }
             if let Some(wrong) = deviation.iter().find(|d| !(**d > 0.0 && d.is_finite())) {
                 errors.push(Error::at("data.normalise.deviation", format!("{wrong} is not possible\n  help: above 0")));
             }

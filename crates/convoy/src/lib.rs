@@ -26,6 +26,7 @@ mod job;
 pub mod machine;
 mod ready;
 mod run;
+mod words;
 
 pub use draft::Draft;
 pub use error::{Error, Errors, Place};

@@ -6,6 +6,7 @@
 use crate::error::{Error, Errors};
 use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
+use crate::words::bytes;
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Kind, Loss, Network, Shape};
 use convoy_split::Strategy;
@@ -90,6 +91,13 @@ impl Ready {
     /// Steps in all.
     pub fn steps(&self) -> u64 {
         self.job.train.steps.unwrap_or(self.job.train.epochs.saturating_mul(self.steps_per_epoch()))
+    }
+
+    /// Bytes that each rank will hold; an error where they are more than can be had.
+    pub fn planned_bytes(&self) -> Result<Vec<u64>, Error> {
+        let planned = self.setup()?.planned_bytes()?;
+        check_memory(self.job.train.batch, planned.iter().sum())?;
+        Ok(planned)
     }
 
     /// A digest of all that decides the result: what a resumed run must have in common with the one it goes on with.
@@ -232,6 +240,20 @@ pub fn fits(data: &dyn Dataset, network: &Network, output: Shape) -> Result<(), 
         )));
     }
     Ok(())
+}
+
+/// Whether so much memory can be had, as far as the system says.
+pub fn check_memory(batch: usize, planned: u64) -> Result<(), Error> {
+    match machine::available_bytes() {
+        Some(available) if available < planned => {
+            let (planned, available) = (bytes(planned), bytes(available));
+            let flaw = format!(
+                "a batch of {batch} needs {planned} of memory, {available} can be had\n  help: a smaller batch"
+            );
+            Err(Error::at("train.batch", flaw))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What is done to each channel: as the job says; images are measured, arrays are taken as they are.

@@ -28,6 +28,8 @@ pub struct Run {
     folder: RunFolder,
     /// Where it goes on.
     checkpoint: Option<Checkpoint>,
+    /// Bytes that each rank will hold.
+    pub planned_bytes: Vec<u64>,
     /// Checkpoints that were passed over.
     pub damaged: Vec<DamagedCheckpoint>,
 }
@@ -36,9 +38,10 @@ impl Run {
     /// A new run in a folder of its own. Nothing is written before everything is found to fit.
     pub fn new(job: &Job) -> Result<Run, Errors> {
         let ready = Ready::new(job)?;
+        let planned_bytes = ready.planned_bytes()?;
         let name = ready.job.run.name.as_deref().unwrap_or_default();
         let folder = RunFolder::create(&ready.job.run.folder, name).map_err(Error::from)?;
-        let run = Run { ready, folder, checkpoint: None, damaged: vec![] };
+        let run = Run { ready, folder, planned_bytes, checkpoint: None, damaged: vec![] };
         run.describe()?;
         Ok(run)
     }
@@ -60,7 +63,8 @@ impl Run {
         if checkpoint.step >= steps {
             return Err(Error::Ended { run: path.into(), steps: checkpoint.step }.into());
         }
-        let run = Run { ready, folder, checkpoint: Some(checkpoint), damaged: found.skipped };
+        let planned_bytes = ready.planned_bytes().map_err(|error| draft.located(error.into()))?;
+        let run = Run { ready, folder, planned_bytes, checkpoint: Some(checkpoint), damaged: found.skipped };
         run.describe()?;
         Ok(run)
     }

@@ -94,8 +94,10 @@ fn a_resumed_run_has_the_bits_of_one_that_was_never_interrupted() {
     draft.set("run.folder", place.path().to_str().unwrap());
     let job = draft.job().unwrap();
     let never = AtomicBool::new(false);
-    let whole = Run::new(&job).unwrap().train(&never, &mut ()).unwrap();
+    let run = Run::new(&job).unwrap();
+    let whole = run.train(&never, &mut ()).unwrap();
     assert_eq!(whole.steps, 9);
+    assert_eq!(run.setup().unwrap().planned_bytes().unwrap(), whole.planned_bytes);
     for step in 1..9 {
         let run = Run::new(&job).unwrap();
         let stop = AtomicBool::new(false);

@@ -70,6 +70,7 @@ fn numbers_that_are_not_possible() {
         "train --batch 9001",
         "error: --batch: a batch of 9001 cannot be made of 9000 samples\n  help: a batch of 1 to 9000",
     );
+    check(&place, "train --threads 257", "error: --threads: 257 is not a whole number from 1 to 256");
     check(&place, "train --lr -1", "error: --lr: -1 is not possible\n  help: above 0");
     check(&place, "train --lr fast", "error: --lr: \"fast\" is not a number");
     check(&place, "train --momentum 1", "error: --momentum: 1 is not possible\n  help: from 0 to below 1");
@@ -84,6 +85,19 @@ fn numbers_that_are_not_possible() {
         "train --mean 0.5,0.5 --deviation 1,1",
         "error: --mean: normalisation has 2 means, images have 1 channels",
     );
+}
+
+/// A terabyte of activations is more than test machines have.
+#[test]
+fn memory_that_is_not_there() {
+    let place = Place::new();
+    let data = "--model vgg16 --data synthetic:3x224x224:20000 --batch 20000";
+    for words in [format!("train {data}"), format!("check {data}"), "bench vgg16 --batch 20000".into()] {
+        let error = place.bad(&words);
+        assert!(error.starts_with("error: --batch: a batch of 20000 needs 1.3 TiB of memory, "), "{error}");
+        assert!(error.ends_with(" can be had\n  help: a smaller batch\n"), "{error}");
+        assert!(place.runs().is_empty());
+    }
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! `convoy bench`: the speed of a training step, as a whole and layer by layer, beside what this machine could do.
 
-use super::words::{bytes, count, table};
 use super::{field_argument, field_arguments, json_argument, lay_flags, path, path_argument, say};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
@@ -8,6 +7,7 @@ use crate::fields::Field;
 use crate::job::Job;
 use crate::machine;
 use crate::ready;
+use crate::words::{bytes, count, table};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Mode, Moment, Pass, fma_peak_gflops};
@@ -35,7 +35,7 @@ pub fn definition() -> Command {
     };
     Command::new("bench")
         .about("The speed of a training step, layer by layer if asked, beside this machine's peak")
-        .long_about(
+        .after_help(
             "Measures training steps on a fixed batch in memory: forward, loss, backward, and SGD with momentum 0.9 and\n\
              weight decay 1e-4. The peak is what a loop of nothing but multiply-adds reaches on as many threads.",
         )
@@ -54,7 +54,8 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let network = network(path(matches, "NET").unwrap_or(Path::new("")), &job)?;
     let threads = job.parallel.threads.unwrap_or(machine::cores());
     let before = fma_peak_gflops(threads);
-    let bench = Bench::run(&network, &job, threads, matches.get_flag("layers"))?;
+    let bench =
+        Bench::run(&network, &job, threads, matches.get_flag("layers")).map_err(|errors| draft.located(errors))?;
     let after = fma_peak_gflops(threads);
     tell(&network, &bench, before.max(after), matches)
 }
@@ -112,10 +113,12 @@ impl Bench {
             update: optimizer.update(),
         };
         let program = lower(network, &Strategy::single(network), Rank(0), &options).map_err(Error::from)?;
-        let (images, targets) = batch_of(network, &program)?;
+        let programs = vec![program];
+        ready::check_memory(batch, Engine::planned_bytes(&programs, threads) as u64)?;
+        let (images, targets) = batch_of(network, &programs[0])?;
         let communicator = convoy_comm::threads(1).pop().expect("bug: no rank");
         let settings = Settings { profile, ..Settings::default() };
-        let mut engine = Engine::new(network, vec![program], threads, communicator, settings);
+        let mut engine = Engine::new(network, programs, threads, communicator, settings);
         state::put_weights(&mut engine, network, &state::initial_weights(network, SEED));
         let mut seconds = vec![];
         for step in 0..WARM_UP + steps {

@@ -1,12 +1,12 @@
 //! `convoy check`: whether a job can be trained, in seconds, with everything that is wrong at once.
 
 use super::train::{about_network, draft};
-use super::words::{bytes, count};
 use super::{field_arguments, path_argument, say, warn};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::machine;
 use crate::ready::Ready;
+use crate::words::{bytes, count};
 use clap::{ArgMatches, Command};
 
 pub fn definition() -> Command {
@@ -27,7 +27,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let all = [job.err(), ready.as_ref().err().cloned()].into_iter().flatten().flat_map(|errors| errors.0);
     let errors: Vec<Error> = all.collect();
     match ready {
-        Ok(Some(ready)) if errors.is_empty() => tell(&ready),
+        Ok(Some(ready)) if errors.is_empty() => tell(&ready).map_err(|errors| draft.located(errors)),
         _ => Err(Errors(errors)),
     }
 }
@@ -43,18 +43,8 @@ fn ready_in_part(draft: &Draft) -> Result<(), Errors> {
 
 /// What would be done, and whether this machine is large enough.
 fn tell(ready: &Ready) -> Result<(), Errors> {
-    let planned = ready.setup()?.planned_bytes().map_err(Error::from)?;
-    let total: u64 = planned.iter().sum();
+    let total: u64 = ready.planned_bytes()?.iter().sum();
     let (ranks, threads) = (ready.job.parallel.ranks, ready.job.parallel.threads.unwrap_or(1));
-    if let Some(available) = machine::available_bytes().filter(|&available| available < total) {
-        let flaw = format!(
-            "a batch of {} needs {} of memory, {} can be had\n  help: a smaller batch",
-            ready.job.train.batch,
-            bytes(total),
-            bytes(available)
-        );
-        return Err(Error::at("train.batch", flaw).into());
-    }
     if ranks * threads > machine::cores() {
         let wanted = count((ranks * threads) as u64, "thread");
         warn(&format!("{wanted} share {}", count(machine::cores() as u64, "core")));

@@ -1,6 +1,5 @@
 //! `convoy eval`: how good a trained network is on data.
 
-use super::words::{grouped, percent};
 use super::{field_arguments, json_argument, lay_flags, path, run_argument, say};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
@@ -8,6 +7,7 @@ use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
 use crate::ready::{self, Sizes};
 use crate::run;
+use crate::words::{grouped, percent};
 use clap::{ArgMatches, Command};
 use convoy_net::{Network, Shape};
 use convoy_train::data::{self, Dataset, Normalise, Split};
@@ -35,7 +35,7 @@ pub fn definition() -> Command {
     let more = ["network.loss.kind", "network.loss.ignore", "data.train", "data.loaders", "train.seed"];
     Command::new("eval")
         .about("Loss, top-1 and top-5 of a trained network on data")
-        .long_about(
+        .after_help(
             "Loss, top-1 and top-5 of a trained network on the test part of data (all of them where they have none).\n\
              Either a run, whose own test data are used unless --data says otherwise,\n\
              or --model (or --network) with --weights and --data.",

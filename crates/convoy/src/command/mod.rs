@@ -9,7 +9,6 @@ mod models;
 mod predict;
 mod progress;
 mod train;
-mod words;
 
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
@@ -37,7 +36,7 @@ pub fn definition() -> Command {
         .subcommand(
             Command::new("compare")
                 .about("Whether two runs had the same weights; if not, the first step and layer that differ")
-                .long_about(
+                .after_help(
                     "Compares the digests that two runs kept of their layers' weights (run.digest_every).\n\
                      Ends with 0 where they are the same, with 1 where they are not.",
                 )

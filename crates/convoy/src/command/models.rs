@@ -1,9 +1,9 @@
 //! `convoy models`: the networks that come with Convoy.
 
-use super::words::{grouped, table};
 use super::{json_argument, model_names, say};
 use crate::error::{Error, Errors};
 use crate::ready::Sizes;
+use crate::words::{grouped, table};
 use clap::{Arg, ArgMatches, Command};
 use convoy_net::zoo::{self, ModelOptions};
 use serde_json::json;

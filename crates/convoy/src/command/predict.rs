@@ -1,11 +1,11 @@
 //! `convoy predict`: a trained network's outputs for an array, or the classes it sees in images.
 
 use super::eval::{FIELDS, Trained};
-use super::words::{percent, table};
 use super::{field_arguments, path, path_argument, run_argument, say};
 use crate::error::{Error, Errors};
 use crate::job::Normalisation;
 use crate::ready::{self, Sizes};
+use crate::words::{percent, table};
 use clap::{ArgMatches, Command};
 use convoy_net::Shape;
 use convoy_train::data::{self, Dataset, Normalise, Split};
@@ -18,7 +18,7 @@ const SHOWN: usize = 3;
 pub fn definition() -> Command {
     Command::new("predict")
         .about("A trained network's outputs for an array, or the classes it sees in images")
-        .long_about(
+        .after_help(
             "Either a run, or --model (or --network) with --weights. What is done to channels is what the run did; without\n\
              a run it is nothing, unless --mean and --deviation are given.",
         )

@@ -1,9 +1,9 @@
 //! Progress: what a person sees while a network is trained. A bar on a terminal, plain lines elsewhere.
 
 use super::say;
-use super::words::{grouped, percent, seconds};
 use crate::error::Error;
 use crate::ready::Ready;
+use crate::words::{grouped, percent, seconds};
 use convoy_train::{EpochReport, Observer, Scores, StepReport};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;

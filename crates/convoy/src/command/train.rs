@@ -1,13 +1,13 @@
 //! `convoy train`: a job from start, or from where it was interrupted, to a trained network.
 
 use super::progress::Progress;
-use super::words::{bytes, count, grouped, percent, seconds};
 use super::{field_arguments, json_argument, lay_flags, path, path_argument, say, warn};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::machine;
 use crate::ready::{Ready, Sizes};
 use crate::run::Run;
+use crate::words::{bytes, count, grouped, percent, seconds};
 use clap::{ArgMatches, Command};
 use convoy_train::{Outcome, Scores, digest};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub fn definition() -> Command {
     Command::new("train")
         .about("Train a network; with no argument: lenet on the digits that come with Convoy")
-        .long_about(
+        .after_help(
             "Trains a network and leaves a folder with everything about it. With no argument: lenet on the handwritten\n\
              digits that come with Convoy. A job is a small TOML file (docs/job.md); every field can also be given as a\n\
              flag, and flags win.",
@@ -72,8 +72,7 @@ pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
         warn(&format!("passed over a damaged checkpoint: {damaged}"));
     }
     let setup = run.setup()?;
-    let planned = setup.planned_bytes().map_err(Error::from)?;
-    introduce(&run, planned.iter().sum())?;
+    introduce(&run)?;
     let mut progress = Progress::new(run.ready(), run.first_step());
     let outcome = convoy_train::train(&setup, &signals.stop, &mut progress);
     progress.finish()?;
@@ -90,7 +89,7 @@ pub fn draft(matches: &ArgMatches) -> Result<Draft, Error> {
 }
 
 /// What is about to be done, on what and where.
-fn introduce(run: &Run, planned: u64) -> Result<(), Error> {
+fn introduce(run: &Run) -> Result<(), Error> {
     let ready = run.ready();
     say(&about_network(ready)?)?;
     let (ranks, threads) = (ready.job.parallel.ranks as u64, ready.job.parallel.threads.unwrap_or(1) as u64);
@@ -100,7 +99,7 @@ fn introduce(run: &Run, planned: u64) -> Result<(), Error> {
         count(threads, "thread") + if ranks > 1 { " each" } else { "" },
         ready.strategy.name,
         grouped(ready.job.train.batch as u64),
-        bytes(planned),
+        bytes(run.planned_bytes.iter().sum()),
         shown(run.folder().path())
     ))?;
     match run.first_step() {
