@@ -1,7 +1,8 @@
 //! How fast the convolutions of a network are, per shape and pass, against the peak measured before.
 //!
 //! ```text
-//! cargo run --release -p convoy-kernels --example convolutions -- resnet50 16 [threads] [off|2x2|4x4] [only shapes with this]
+//! cargo run --release -p convoy-kernels --example convolutions -- \
+//!     resnet50 16 [threads] [off|2x2|4x4] [only shapes with this in their line] [only this pass: 0, 1 or 2]
 //! ```
 //!
 //! Percent of the peak of fused multiply-adds, counted with the operations of the definition: Winograd may pass 100. Times are
@@ -26,7 +27,7 @@ fn main() {
         "2x2" => Winograd::Two,
         _ => Winograd::Off,
     };
-    let only = argument(4, "");
+    let (only, pass) = (argument(4, ""), argument(5, "").parse().ok());
     let network = zoo::model(&name, Default::default()).expect("a network of the zoo");
     let shapes = network.shapes(batch).expect("shapes fit");
 
@@ -56,7 +57,7 @@ fn main() {
         if !title.contains(&only) {
             continue;
         }
-        let cells = measure(&kind, input, first, threads, winograd);
+        let cells = measure(&kind, input, first, threads, winograd, pass);
         let flops = kind.operation().flops(&[input], kind.operation().infer(&[input]).expect("fits")) as f64;
         print!("{title:44} {count:5} |");
         for (pass, cell) in cells.iter().enumerate() {
@@ -91,7 +92,14 @@ fn title(kind: &Kind, input: Shape) -> String {
 }
 
 /// Per pass: least processor seconds of all its stages, and tiles of the main one.
-fn measure(kind: &Kind, input: Shape, first: bool, threads: usize, winograd: Winograd) -> [Option<(f64, usize)>; 3] {
+fn measure(
+    kind: &Kind,
+    input: Shape,
+    first: bool,
+    threads: usize,
+    winograd: Winograd,
+    only: Option<usize>,
+) -> [Option<(f64, usize)>; 3] {
     let geometry = geometry(kind, input, first, winograd);
     let twin = fast::twin(kind);
     let mut memory: HashMap<Operand, Memory> = HashMap::new();
@@ -115,7 +123,7 @@ fn measure(kind: &Kind, input: Shape, first: bool, threads: usize, winograd: Win
     let mut cells: [Option<(f64, usize)>; 3] = [None; 3];
     for (cell, stage) in &stages {
         let cell = *cell;
-        if stage.pass == Pass::WeightGradient(1) {
+        if stage.pass == Pass::WeightGradient(1) || only.is_some_and(|only| only != cell) {
             continue;
         }
         for make in &stage.makes {

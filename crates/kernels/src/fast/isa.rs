@@ -110,6 +110,18 @@ unsafe fn sum<S: Simd, const NV: usize>(into: *mut f32, lines: *const f32, len: 
     }
 }
 
+/// A hint that `p` will be read soon; any address will do.
+#[inline(always)]
+pub fn prefetch(p: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this kind has it, and it reads nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p as *const i8)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 macro_rules! instantiate {
     ($module:ident, $simd:ty $(, $feature:literal)?) => {
         mod $module {

@@ -17,7 +17,7 @@ use convoy_net::{Axis, Region, Shape};
 const TRANSPOSED: usize = 0;
 const FORWARD: [usize; 3] = [1, 2, 3];
 const BACKWARD: [usize; 3] = [4, 5, 6];
-const GRADIENT: [usize; 3] = [7, 8, 9];
+const GRADIENT: usize = 7;
 
 /// Which way a layer's forward goes through its windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +164,7 @@ impl Windowed {
             batch: g.output.shape.samples(),
             leaves: g.leaves,
             pairs: &self.pairs(g),
-            numbers: GRADIENT,
+            number: GRADIENT,
         }))
     }
 
@@ -354,7 +354,7 @@ impl Fast for Windowed {
             Pass::WeightGradient(0) => self.winograd_gradient(g, |c| c.prepare(pass)),
             Pass::InputGradient(0) => self.winograd_backward(g, |c| c.prepare(pass)),
             Pass::Transform(n) if FORWARD.contains(&n) => self.winograd_forward(g, |c| c.prepare(pass)),
-            Pass::Transform(n) if GRADIENT.contains(&n) => self.winograd_gradient(g, |c| c.prepare(pass)),
+            Pass::Transform(GRADIENT) => self.winograd_gradient(g, |c| c.prepare(pass)),
             Pass::Transform(n) if BACKWARD.contains(&n) => self.winograd_backward(g, |c| c.prepare(pass)),
             _ => None,
         };

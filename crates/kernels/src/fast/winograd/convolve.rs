@@ -1,6 +1,6 @@
 //! Convolutions in the transform domain: forward, and the input gradient on transposed, flipped weights.
 
-use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, lines, plane, staged};
+use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, plane};
 use crate::fast::isa::{Isa, isa};
 use crate::fast::sweep::{Start, Step, Sweep};
 use crate::fast::weights::{Pairs, transpose};
@@ -15,6 +15,8 @@ const GROUP: usize = 16;
 const SOURCE_FLOATS: usize = 80 << 10;
 /// Work that a tile of products should have.
 const TILE_FLOPS: f64 = 30e6;
+/// Planes of source and target that a staged pass may keep.
+const STAGED_BYTES: usize = 64 << 20;
 
 /// Which weights a convolution uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +55,13 @@ impl Convolution<'_> {
         }
     }
 
+    /// Whether each step is a stage of its own: always where tiles are too few for workers to have blocks of them, and as
+    /// long as the planes are not too large.
     fn staged(&self) -> bool {
-        staged(self.region, self.size)
+        let tiles = Grid::new(self.region, self.size).len();
+        let (inner, outer) = self.blocks();
+        let bytes = 4 * self.size.planes() * tiles * (inner + outer) * BLOCK;
+        forced().unwrap_or(tiles < 512 || tiles < 2048 && bytes <= STAGED_BYTES)
     }
 
     /// The stages, in order.
@@ -311,11 +318,8 @@ impl Kernel for Fused {
         let data = operands.floats(c.source);
         let weights = operands.floats(c.weights);
         let (p, q) = (plane(c.inner * c.block), plane(c.outer * c.block));
-        for block in 0..c.inner {
-            let lines = &mut from[block * c.block * BLOCK..];
-            // SAFETY: all planes of these tiles are in scratch.
-            unsafe { c.windows.transform(data, block, tiles.clone(), lines.as_mut_ptr(), p) };
-        }
+        // SAFETY: all planes of these tiles are in scratch.
+        unsafe { c.windows.transform(data, 0..c.inner, tiles.clone(), from.as_mut_ptr(), (p, c.block * BLOCK)) };
         for plane in 0..c.size.planes() {
             let to = &mut to[plane * q..(plane + 1) * q];
             // SAFETY: scratch is ours.
@@ -351,12 +355,11 @@ impl Kernel for ToPlanes {
         let c = &self.0;
         let data = operands.floats(c.source);
         let to = operands.slot(c.planes[0]).data as *mut f32;
-        for block in tile * self.blocks()..((tile + 1) * self.blocks()).min(c.inner) {
-            // SAFETY: the lines of this block are inside the planes and this tile's alone.
-            unsafe {
-                let to = to.add(block * c.block * BLOCK);
-                c.windows.transform(data, block, 0..c.tiles(), to, plane(c.inner * c.block));
-            }
+        let blocks = tile * self.blocks()..((tile + 1) * self.blocks()).min(c.inner);
+        // SAFETY: the lines of these blocks are inside the planes and this tile's alone.
+        unsafe {
+            let to = to.add(blocks.start * c.block * BLOCK);
+            c.windows.transform(data, blocks, 0..c.tiles(), to, (plane(c.inner * c.block), c.block * BLOCK));
         }
     }
 }

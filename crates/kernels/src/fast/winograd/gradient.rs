@@ -1,10 +1,12 @@
 //! Weight gradients in the transform domain.
 //!
+//! One way only: planes that are made on the way cost no more than planes that are stages of their own, even for short leaves.
+//!
 //! A leaf is summed in the planes and then transformed back; leaves are folded as weights, by the tree of `fold.rs`. (Folding in
 //! the planes and transforming once would be less work, but ranks that hold subtrees could not get the bits of one rank:
 //! what they send each other are weights.)
 
-use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, lines, plane, staged};
+use super::{Grid, PAIR, Size, Windows, at_once, even, lines, plane};
 use crate::fast::fold;
 use crate::fast::isa::{Isa, isa};
 use crate::fast::leaves::Leaves;
@@ -17,6 +19,12 @@ use std::ptr::null;
 
 /// Tiles of one run of a product.
 const RUN: usize = 128;
+/// Tiles that the main stage should have.
+const TILES: usize = 16;
+/// Outer and inner blocks of a part. Inputs are brought to planes again for every part of a row, gradients for every part of a
+/// column; sums in planes should not be too large.
+const OUTER: usize = 8;
+const INNER: usize = 4;
 /// Floats of the weights between two blocks.
 const TAPS: usize = 9 * PAIR;
 
@@ -32,59 +40,27 @@ pub struct Gradient<'s> {
     pub batch: usize,
     pub leaves: usize,
     pub pairs: &'s Pairs,
-    /// Numbers of the passes, and of the operands they make: if staged, input and gradient in planes; else the
-    /// sums of leaves.
-    pub numbers: [usize; 3],
+    /// Number of the pass, and of the operand, where subtrees of leaves are summed apart.
+    pub number: usize,
 }
 
 impl Gradient<'_> {
-    fn staged(&self) -> bool {
-        staged(self.region, self.size)
-    }
-
     /// The stages, in order.
     pub fn stages(&self) -> Vec<Stage> {
-        let [input, gradient, sums] = self.numbers.map(Operand::Internal);
-        let make = |i: usize, bytes: usize| vec![Make::Internal { number: self.numbers[i], bytes }];
-        let transform = |i: usize| Pass::Transform(self.numbers[i]);
-        let mut stages = vec![];
-        if self.staged() {
-            let planes =
-                [(0, Of::Input, Operand::Input(0), input), (1, Of::Gradient, Operand::OutputGradient, gradient)];
-            for (i, of, from, to) in planes {
-                let stage = ToPlanes(Shared::new(self), of);
-                stages.push(Stage {
-                    pass: transform(i),
-                    reads: vec![from],
-                    writes: vec![to],
-                    makes: make(i, stage.bytes()),
-                    tiles: stage.tiles(),
-                    scratch: 0,
-                    work: stage.work(),
-                });
-            }
-            let last = Owned::new(self);
-            stages.push(Stage {
-                pass: Pass::WeightGradient(0),
-                reads: vec![input, gradient],
-                writes: vec![Operand::ParameterGradient(0)],
-                makes: vec![],
-                tiles: last.tiles(),
-                scratch: last.scratch(),
-                work: last.work(),
-            });
-        } else {
-            let stage = ByLeaf::new(self);
-            stages.push(Stage {
-                pass: transform(2),
-                reads: vec![Operand::Input(0), Operand::OutputGradient],
-                writes: vec![sums],
-                makes: make(2, stage.bytes()),
-                tiles: stage.tiles(),
-                scratch: stage.scratch(),
-                work: stage.work(),
-            });
-            let last = self.fold();
+        let sums = Operand::Internal(self.number);
+        let main = Parts::new(self);
+        let whole = main.subtrees.len() == 1;
+        let mut stages = vec![Stage {
+            pass: if whole { Pass::WeightGradient(0) } else { Pass::Transform(self.number) },
+            reads: vec![Operand::Input(0), Operand::OutputGradient],
+            writes: vec![main.to],
+            makes: if whole { vec![] } else { vec![Make::Internal { number: self.number, bytes: main.bytes() }] },
+            tiles: main.tiles(),
+            scratch: main.scratch(),
+            work: main.work(),
+        }];
+        if !whole {
+            let last = main.fold();
             stages.push(Stage {
                 pass: Pass::WeightGradient(0),
                 reads: vec![sums],
@@ -98,53 +74,51 @@ impl Gradient<'_> {
         stages
     }
 
-    /// The last stage of a fused weight gradient.
-    fn fold(&self) -> Leaves {
-        let shared = Shared::new(self);
-        let len = shared.inner * shared.outer * TAPS;
-        Leaves::new(Operand::Internal(self.numbers[2]), len, shared.leaves.iter().map(|l| l.is_empty()))
-    }
-
     /// The kernel of one of the stages, if it is one.
     pub fn prepare(&self, pass: Pass) -> Option<Box<dyn Kernel>> {
         match pass {
-            Pass::Transform(number) => match self.numbers.iter().position(|n| *n == number)? {
-                0 => Some(Box::new(ToPlanes(Shared::new(self), Of::Input))),
-                1 => Some(Box::new(ToPlanes(Shared::new(self), Of::Gradient))),
-                _ => Some(Box::new(ByLeaf::new(self))),
-            },
-            Pass::WeightGradient(0) if self.staged() => Some(Box::new(Owned::new(self))),
-            Pass::WeightGradient(0) => Some(Box::new(self.fold())),
+            Pass::Transform(number) if number == self.number => Some(Box::new(Parts::new(self))),
+            Pass::WeightGradient(0) => {
+                let main = Parts::new(self);
+                if main.subtrees.len() == 1 { Some(Box::new(main)) } else { Some(Box::new(main.fold())) }
+            }
             _ => None,
         }
     }
 }
 
-/// A weight gradient in the transform domain: what its steps share.
-struct Shared {
+/// The main stage: sums of subtrees of leaves. A tile owns the weights between some blocks; leaf after leaf it brings input and
+/// gradient to planes, multiplies there, transforms back, and folds. Few weights have few parts: then several tiles share a
+/// part, each with a subtree of its own, and another stage folds those.
+struct Parts {
     isa: &'static Isa,
     size: Size,
     input: Windows,
     gradient: Windows,
+    /// Tiles of each leaf.
     leaves: Vec<Range<usize>>,
-    planes: [Operand; 2],
-    sums: Operand,
-    inner: usize,
+    /// Blocks in all.
+    outers: usize,
+    inners: usize,
+    /// Outer and inner blocks of a tile.
     outer: usize,
+    inner: usize,
     /// Tiles taken at once, and the offsets of their channels.
     block: usize,
     rows: Vec<u32>,
     lines: Vec<u32>,
+    /// Leaves of each subtree; without those that have no samples, unless all have none.
+    subtrees: Vec<Range<usize>>,
+    /// Per subtree, whether it has no samples.
+    empty: Vec<bool>,
+    to: Operand,
 }
 
-impl Shared {
-    fn new(spec: &Gradient) -> Shared {
-        let grid = Grid::new(spec.region, spec.size);
-        let (inner, outer) = (spec.pairs.inner.blocks(), spec.pairs.outer.blocks());
-        let leaves: Vec<_> = (0..spec.leaves).map(|l| grid.leaf(spec.batch, spec.leaves, l)).collect();
-        let longest = leaves.iter().map(|l| l.len()).max().unwrap_or(0);
-        let block = if spec.staged() { grid.len() } else { even(longest, at_once(spec.size, inner + outer)) };
+impl Parts {
+    fn new(spec: &Gradient) -> Parts {
         let isa = isa();
+        let grid = Grid::new(spec.region, spec.size);
+        let transforms = spec.size.transforms(isa);
         let windows = |layout: &Layout, transform, size: usize, before, longer| Windows {
             grid: grid.clone(),
             layout: layout.clone(),
@@ -154,33 +128,89 @@ impl Shared {
             before,
             longer,
         };
-        let transforms = spec.size.transforms(isa);
-        Shared {
+        let (inners, outers) = (spec.pairs.inner.blocks(), spec.pairs.outer.blocks());
+        let (inner, outer) = (inners.min(INNER), outers.min(OUTER));
+        let leaves: Vec<_> = (0..spec.leaves).map(|l| grid.leaf(spec.batch, spec.leaves, l)).collect();
+        let longest = leaves.iter().map(|l| l.len()).max().unwrap_or(0);
+        let block = even(longest, at_once(spec.size, inner + outer));
+
+        let parts = outers.div_ceil(outer) * inners.div_ceil(inner);
+        let mut size = spec.leaves.next_power_of_two();
+        while size > 1 && parts * spec.leaves.div_ceil(size) < TILES {
+            size /= 2;
+        }
+        // Whole subtrees: the tree splits at powers of two.
+        let range = |first: usize| first..(first + size).min(spec.leaves);
+        let all: Vec<Range<usize>> = (0..spec.leaves).step_by(size).map(range).collect();
+        let empty: Vec<bool> = all.iter().map(|subtree| leaves[subtree.clone()].iter().all(|l| l.is_empty())).collect();
+        let some = all.iter().zip(&empty).filter(|(_, empty)| !**empty).map(|(subtree, _)| subtree.clone());
+        let subtrees: Vec<Range<usize>> = match empty.iter().filter(|empty| !**empty).count() {
+            // What is in one subtree is all there is.
+            0 | 1 => std::iter::once(0..spec.leaves).collect(),
+            _ => some.collect(),
+        };
+        Parts {
             isa,
             size: spec.size,
             input: windows(spec.input, transforms.input, spec.size.window(), spec.before, 2),
             gradient: windows(spec.gradient, transforms.gradient, spec.size.tile(), [0, 0], 0),
             leaves,
-            planes: [0, 1].map(|i| Operand::Internal(spec.numbers[i])),
-            sums: Operand::Internal(spec.numbers[2]),
-            inner,
+            outers,
+            inners,
             outer,
+            inner,
             block,
             rows: (0..inner * BLOCK).map(|c| (c / BLOCK * block * BLOCK + c % BLOCK) as u32).collect(),
             lines: lines(inner * BLOCK),
+            to: if subtrees.len() == 1 { Operand::ParameterGradient(0) } else { Operand::Internal(spec.number) },
+            subtrees,
+            empty,
         }
     }
 
-    fn tiles(&self) -> usize {
-        self.input.grid.len()
+    /// The last stage, where subtrees are folded.
+    fn fold(&self) -> Leaves {
+        Leaves::new(self.to, self.len(), self.empty.iter().copied())
     }
 
+    /// Floats of the gradient.
+    fn len(&self) -> usize {
+        self.inners * self.outers * TAPS
+    }
+
+    /// Of all subtrees.
+    fn bytes(&self) -> usize {
+        4 * self.subtrees.len() * self.len()
+    }
+
+    fn tiles(&self) -> usize {
+        self.subtrees.len() * self.outers.div_ceil(self.outer) * self.inners.div_ceil(self.inner)
+    }
+
+    /// Floats of the planes of so many blocks of the tiles taken at once.
     fn planes(&self, blocks: usize) -> usize {
         self.size.planes() * plane(blocks * self.block)
     }
 
-    fn flops(&self) -> f64 {
-        2.0 * (self.tiles() * self.size.planes() * self.inner * self.outer * PAIR) as f64
+    /// Floats of the sums in planes of one outer block.
+    fn sums(&self) -> usize {
+        self.size.planes() * plane(self.inner * BLOCK)
+    }
+
+    fn scratch(&self) -> usize {
+        let longest = self.subtrees.iter().map(|leaves| leaves.len()).max().unwrap_or(1);
+        self.planes(self.inner)
+            + self.planes(self.outer)
+            + self.outer * self.sums()
+            + fold::levels(longest) * self.outer * self.inner * TAPS
+    }
+
+    fn work(&self) -> Work {
+        let grid = &self.input.grid;
+        let flops = 2.0 * (grid.len() * self.size.planes() * self.inners * self.outers * PAIR) as f64;
+        let points = grid.region.len() / grid.region.size(Axis::Channel).max(1);
+        let read = 4 * points * (self.inners + self.outers) * BLOCK;
+        Work { flops, bytes: (read + self.bytes()) as f64 }
     }
 
     /// Adds products over `tiles` of one plane (lines `from` of some inner blocks, `by` of one outer block) to `sums`,
@@ -232,213 +262,78 @@ impl Shared {
             }
         }
     }
-}
 
-/// Which planes a stage makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
-    Input,
-    Gradient,
-}
-
-/// The first two stages of a staged weight gradient: windows of the input, tiles of the output's gradient, to planes.
-struct ToPlanes(Shared, Of);
-
-impl ToPlanes {
-    fn count(&self) -> usize {
-        if self.1 == Of::Input { self.0.inner } else { self.0.outer }
-    }
-    fn blocks(&self) -> usize {
-        blocks_at_once(self.count(), self.0.tiles() * self.0.size.planes())
-    }
-    fn tiles(&self) -> usize {
-        if self.0.tiles() == 0 { 0 } else { self.count().div_ceil(self.blocks()) }
-    }
-    fn bytes(&self) -> usize {
-        4 * self.0.planes(self.count())
-    }
-    fn work(&self) -> Work {
-        Work { flops: 0.0, bytes: 1.5 * self.bytes() as f64 }
-    }
-}
-
-impl Kernel for ToPlanes {
-    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
-        let g = &self.0;
-        let (windows, from, to) = match self.1 {
-            Of::Input => (&g.input, Operand::Input(0), g.planes[0]),
-            Of::Gradient => (&g.gradient, Operand::OutputGradient, g.planes[1]),
-        };
-        let data = operands.floats(from);
-        let to = operands.slot(to).data as *mut f32;
-        for block in tile * self.blocks()..((tile + 1) * self.blocks()).min(self.count()) {
-            // SAFETY: the lines of this block are inside the planes and this tile's alone.
+    /// The sum over a leaf, `[outer block][inner block][tap][16][16]`.
+    fn leaf(
+        &self,
+        leaf: usize,
+        (outer, inner): (&Range<usize>, &Range<usize>),
+        operands: &Operands,
+        (planes, sums): (&mut [f32], &mut [f32]),
+        into: &mut [f32],
+    ) {
+        let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
+        let (from, by) = planes.split_at_mut(self.planes(self.inner));
+        let (p, r, t) = (plane(self.inner * self.block), plane(self.outer * self.block), plane(self.inner * BLOCK));
+        let tiles = self.leaves[leaf].clone();
+        for first in tiles.clone().step_by(self.block) {
+            let some = first..(first + self.block).min(tiles.end);
+            // SAFETY: all planes of these tiles are in scratch.
             unsafe {
-                let to = to.add(block * g.block * BLOCK);
-                windows.transform(data, block, 0..g.tiles(), to, plane(self.count() * g.block));
+                let distance = self.block * BLOCK;
+                self.input.transform(x, inner.clone(), some.clone(), from.as_mut_ptr(), (p, distance));
+                self.gradient.transform(dy, outer.clone(), some.clone(), by.as_mut_ptr(), (r, distance));
+            }
+            let start = if first == tiles.start { Start::Zero } else { Start::Held };
+            let last = some.end == tiles.end;
+            // The last sums are transformed back while they are in the cache: then few blocks at a time.
+            let at_once = if last { 4 } else { outer.len() };
+            for group in (0..outer.len()).step_by(at_once) {
+                let group = group..(group + at_once).min(outer.len());
+                for q in 0..self.size.planes() {
+                    for i in group.clone() {
+                        let by = &by[q * r + i * self.block * BLOCK..];
+                        let sums = &mut sums[i * self.sums() + q * t..][..t];
+                        self.products(inner.len(), 0..some.len(), &from[q * p..(q + 1) * p], by, sums, start);
+                    }
+                }
+                for i in group.filter(|_| last) {
+                    let len = inner.len() * TAPS;
+                    self.back(inner.len(), &sums[i * self.sums()..][..self.sums()], t, &mut into[i * len..][..len]);
+                }
             }
         }
     }
 }
 
-/// The last stage of a staged weight gradient. A tile owns the weights between some blocks; leaf after leaf it multiplies in
-/// all planes, transforms back, and folds.
-struct Owned {
-    shared: Shared,
-    /// Outer and inner blocks of a tile.
-    outer: usize,
-    inner: usize,
-}
-
-impl Owned {
-    fn new(spec: &Gradient) -> Owned {
-        let shared = Shared::new(spec);
-        let (mut outer, mut inner) = (4.min(shared.outer), 4.min(shared.inner));
-        let tiles = |outer, inner| shared.outer.div_ceil(outer) * shared.inner.div_ceil(inner);
-        while tiles(outer, inner) < 8 && outer.max(inner) > 1 {
-            if outer >= inner { outer = outer.div_ceil(2) } else { inner = inner.div_ceil(2) }
-        }
-        Owned { outer, inner, shared }
-    }
-    fn tiles(&self) -> usize {
-        self.shared.outer.div_ceil(self.outer) * self.shared.inner.div_ceil(self.inner)
-    }
-    /// Floats of the planes' sums of one outer block.
-    fn planes(&self) -> usize {
-        self.shared.size.planes() * plane(self.inner * BLOCK)
-    }
-    fn scratch(&self) -> usize {
-        self.planes() + fold::levels(self.shared.leaves.len()) * self.outer * self.inner * TAPS
-    }
-    fn work(&self) -> Work {
-        let s = &self.shared;
-        let bytes = 4 * (s.planes(s.inner) + s.planes(s.outer) + s.inner * s.outer * TAPS);
-        Work { flops: s.flops(), bytes: bytes as f64 }
-    }
-}
-
-impl Kernel for Owned {
+impl Kernel for Parts {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
-        let s = &self.shared;
-        let columns = s.inner.div_ceil(self.inner);
+        let (subtree, tile) = (tile % self.subtrees.len(), tile / self.subtrees.len());
+        let columns = self.inners.div_ceil(self.inner);
         let part = |number: usize, size: usize, all: usize| number * size..((number + 1) * size).min(all);
-        let (outer, inner) = (part(tile / columns, self.outer, s.outer), part(tile % columns, self.inner, s.inner));
-        let from = operands.floats(s.planes[0]);
-        let by = operands.floats(s.planes[1]);
-        let (planes, rest) = scratch.split_at_mut(self.planes());
+        let outer = part(tile / columns, self.outer, self.outers);
+        let inner = part(tile % columns, self.inner, self.inners);
+        let (planes, rest) = scratch.split_at_mut(self.planes(self.inner) + self.planes(self.outer));
+        let (sums, rest) = rest.split_at_mut(self.outer * self.sums());
         let len = outer.len() * inner.len() * TAPS;
         let mut levels: [&mut [f32]; 24] = Default::default();
         for (level, buffer) in levels.iter_mut().zip(rest.chunks_exact_mut(self.outer * self.inner * TAPS)) {
             *level = &mut buffer[..len];
         }
         let any = fold::tree(
-            0..s.leaves.len(),
+            self.subtrees[subtree].clone(),
             &mut levels,
-            &|l| s.leaves[l].is_empty(),
-            &mut |l, into: &mut &mut [f32]| {
-                for (o, to) in outer.clone().zip(into.chunks_exact_mut(inner.len() * TAPS)) {
-                    let distance = plane(inner.len() * BLOCK);
-                    for (q, sums) in planes.chunks_exact_mut(distance).take(s.size.planes()).enumerate() {
-                        let from = &from[q * plane(s.inner * s.block) + inner.start * s.block * BLOCK..];
-                        let by = &by[q * plane(s.outer * s.block) + o * s.block * BLOCK..];
-                        s.products(inner.len(), s.leaves[l].clone(), from, by, sums, Start::Zero);
-                    }
-                    s.back(inner.len(), planes, distance, to);
-                }
-            },
-            &|into, from| s.isa.add(into, from),
+            &|l| self.leaves[l].is_empty(),
+            &mut |l, into: &mut &mut [f32]| self.leaf(l, (&outer, &inner), operands, (planes, sums), into),
+            &|into, from| self.isa.add(into, from),
         );
         for (o, sums) in outer.zip(levels[0].chunks_exact_mut(inner.len() * TAPS)) {
             if !any {
                 sums.fill(0.0);
             }
-            let at = (o * s.inner + inner.start) * TAPS;
-            // SAFETY: the weights between these blocks are the tile's alone.
-            let to = unsafe { operands.floats_mut(Operand::ParameterGradient(0), at..at + inner.len() * TAPS) };
-            to.copy_from_slice(sums);
-        }
-    }
-}
-
-/// The first stage of a fused weight gradient: sums of each leaf by itself, `[leaf that is not empty][weights]`. A tile is one
-/// leaf and some outer blocks.
-struct ByLeaf {
-    shared: Shared,
-    /// Leaves that are not empty.
-    leaves: Vec<usize>,
-    /// Outer blocks of a tile.
-    blocks: usize,
-}
-
-impl ByLeaf {
-    fn new(spec: &Gradient) -> ByLeaf {
-        let shared = Shared::new(spec);
-        let leaves: Vec<usize> = (0..spec.leaves).filter(|&l| !shared.leaves[l].is_empty()).collect();
-        // Inputs are transformed again for each group of outer blocks.
-        let groups = 8usize.div_ceil(leaves.len().max(1)).min(shared.outer.div_ceil(4));
-        ByLeaf { blocks: shared.outer.div_ceil(groups), shared, leaves }
-    }
-    fn tiles(&self) -> usize {
-        self.leaves.len() * self.shared.outer.div_ceil(self.blocks)
-    }
-    /// Floats of the planes' sums of one outer block.
-    fn sums(&self) -> usize {
-        self.shared.size.planes() * plane(self.shared.inner * BLOCK)
-    }
-    fn scratch(&self) -> usize {
-        let s = &self.shared;
-        s.planes(s.inner) + s.planes(self.blocks) + self.blocks * self.sums()
-    }
-    /// Floats of a leaf.
-    fn len(&self) -> usize {
-        self.shared.inner * self.shared.outer * TAPS
-    }
-    fn bytes(&self) -> usize {
-        4 * self.leaves.len() * self.len()
-    }
-    fn work(&self) -> Work {
-        let s = &self.shared;
-        let points = s.input.grid.region.len() / s.input.grid.region.size(Axis::Channel).max(1);
-        let read = 4 * points * (s.inner + s.outer) * BLOCK;
-        Work { flops: s.flops(), bytes: (read + self.bytes()) as f64 }
-    }
-}
-
-impl Kernel for ByLeaf {
-    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
-        let s = &self.shared;
-        let (leaf, group) = (tile % self.leaves.len(), tile / self.leaves.len());
-        let blocks = group * self.blocks..((group + 1) * self.blocks).min(s.outer);
-        let tiles = s.leaves[self.leaves[leaf]].clone();
-        let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
-        let (from, rest) = scratch.split_at_mut(s.planes(s.inner));
-        let (by, sums) = rest.split_at_mut(s.planes(self.blocks));
-        let (p, r, t) = (plane(s.inner * s.block), plane(self.blocks * s.block), plane(s.inner * BLOCK));
-        for first in tiles.clone().step_by(s.block) {
-            let some = first..(first + s.block).min(tiles.end);
-            // SAFETY: all planes of these tiles are in scratch.
-            unsafe {
-                for block in 0..s.inner {
-                    s.input.transform(x, block, some.clone(), from[block * s.block * BLOCK..].as_mut_ptr(), p);
-                }
-                for (i, o) in blocks.clone().enumerate() {
-                    s.gradient.transform(dy, o, some.clone(), by[i * s.block * BLOCK..].as_mut_ptr(), r);
-                }
-            }
-            let start = if first == tiles.start { Start::Zero } else { Start::Held };
-            for q in 0..s.size.planes() {
-                for i in 0..blocks.len() {
-                    let by = &by[q * r + i * s.block * BLOCK..];
-                    let sums = &mut sums[i * self.sums() + q * t..][..t];
-                    s.products(s.inner, 0..some.len(), &from[q * p..(q + 1) * p], by, sums, start);
-                }
-            }
-        }
-        for (o, sums) in blocks.zip(sums.chunks_exact(self.sums())) {
-            let at = leaf * self.len() + o * s.inner * TAPS;
-            // SAFETY: this leaf's weights of this block are the tile's alone.
-            let to = unsafe { operands.floats_mut(s.sums, at..at + s.inner * TAPS) };
-            s.back(s.inner, sums, t, to);
+            let at = subtree * self.len() + (o * self.inners + inner.start) * TAPS;
+            // SAFETY: the weights between these blocks are, in this subtree, the tile's alone.
+            unsafe { operands.floats_mut(self.to, at..at + inner.len() * TAPS) }.copy_from_slice(sums);
         }
     }
 }

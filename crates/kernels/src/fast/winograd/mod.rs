@@ -19,7 +19,7 @@ mod gradient;
 pub use convolve::{Convolution, Direction};
 pub use gradient::Gradient;
 
-use super::isa::Isa;
+use super::isa::{Isa, prefetch};
 use super::transforms::{Transform, Transforms};
 use crate::{BLOCK, Layout, Winograd, leaf_range};
 use convoy_net::{Axis, Region, Shape};
@@ -28,8 +28,6 @@ use std::ptr::null;
 
 /// Floats of the weights between two blocks at one tap or in one plane.
 const PAIR: usize = BLOCK * BLOCK;
-/// Tiles below which a pass is staged: too few for blocks of their own per worker.
-const STAGED_TILES: usize = 512;
 /// Floats of scratch that a fused pass may use.
 const SCRATCH: usize = 2 << 20;
 /// Tiles that a fused pass takes at once, if its scratch allows.
@@ -167,36 +165,70 @@ struct Windows {
 }
 
 impl Windows {
-    /// Tiles `tiles` of one block to planes `distance` apart; the first tile's line of the first plane is at `to`.
+    /// Tiles of some blocks to planes. The first tile's line of the first block and plane is at `to`; planes and blocks are
+    /// `distances` apart.
     ///
     /// # Safety
-    /// Lines of these tiles in all planes may be written, by nobody else.
-    unsafe fn transform(&self, data: &[f32], block: usize, tiles: Range<usize>, to: *mut f32, distance: usize) {
-        let mut copy = [0f32; 36 * BLOCK];
-        for (i, tile) in tiles.enumerate() {
-            let at = self.grid.place(tile);
-            let whole = (0..2).all(|a| at.inside[a].1 - at.inside[a].0 == self.grid.tile);
-            let [h, w] = [0, 1].map(|a| at.inside[a].0 - self.before[a]);
-            let (source, from) = if whole {
-                (&data[self.layout.offset(at.n, block, at.d, h, w)..], (self.layout.row, BLOCK))
-            } else {
-                copy.fill(0.0);
-                let [rows, columns] = [0, 1].map(|a| (at.inside[a].1 - at.inside[a].0 + self.longer) as usize);
-                let [down, right] = [0, 1].map(|a| (at.inside[a].0 - at.start[a]) as usize);
-                for row in 0..rows {
-                    let from = self.layout.offset(at.n, block, at.d, h + row as isize, w);
-                    let to = ((down + row) * self.size + right) * BLOCK;
-                    copy[to..to + columns * BLOCK].copy_from_slice(&data[from..from + columns * BLOCK]);
+    /// Lines of these tiles and blocks in all planes may be written, by nobody else.
+    unsafe fn transform(
+        &self,
+        data: &[f32],
+        blocks: Range<usize>,
+        tiles: Range<usize>,
+        to: *mut f32,
+        distances: (usize, usize),
+    ) {
+        // A row of tiles at a time: all blocks of an image row lie together.
+        let columns = self.grid.count[1];
+        let mut first = tiles.start;
+        while first < tiles.end {
+            let end = ((first / columns + 1) * columns).min(tiles.end);
+            for (i, block) in blocks.clone().enumerate() {
+                for tile in first..end {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let to = to.add((tile - tiles.start) * BLOCK + i * distances.1);
+                        self.one(data, block, tile, to, distances.0);
+                    }
                 }
-                (&copy[..], (self.size * BLOCK, BLOCK))
-            };
-            debug_assert!((self.size - 1) * from.0 + self.size * BLOCK <= source.len(), "bug: a window outside");
-            // SAFETY: the window is inside `source`, as asserted; the rest is the caller's promise.
-            unsafe {
-                let to = to.add(i * BLOCK);
-                (self.transform)(source.as_ptr(), from, to, (self.window * distance, distance), null());
             }
+            first = end;
         }
+    }
+
+    /// One tile of one block to planes `distance` apart.
+    ///
+    /// # Safety
+    /// Its lines in all planes may be written, by nobody else.
+    unsafe fn one(&self, data: &[f32], block: usize, tile: usize, to: *mut f32, distance: usize) {
+        let at = self.grid.place(tile);
+        let whole = (0..2).all(|a| at.inside[a].1 - at.inside[a].0 == self.grid.tile);
+        let [h, w] = [0, 1].map(|a| at.inside[a].0 - self.before[a]);
+        let mut copy;
+        let (source, from) = if whole {
+            let source = &data[self.layout.offset(at.n, block, at.d, h, w)..];
+            // Two tiles on: rows of a block are far apart, and the processor does not foresee them.
+            let ahead = (2 * self.grid.tile as usize + self.longer as usize) * BLOCK;
+            for row in 0..self.size {
+                for line in 0..self.grid.tile as usize {
+                    prefetch(source.as_ptr().wrapping_add(row * self.layout.row + ahead + line * BLOCK));
+                }
+            }
+            (source, (self.layout.row, BLOCK))
+        } else {
+            copy = [0f32; 36 * BLOCK];
+            let [rows, columns] = [0, 1].map(|a| (at.inside[a].1 - at.inside[a].0 + self.longer) as usize);
+            let [down, right] = [0, 1].map(|a| (at.inside[a].0 - at.start[a]) as usize);
+            for row in 0..rows {
+                let from = self.layout.offset(at.n, block, at.d, h + row as isize, w);
+                let to = ((down + row) * self.size + right) * BLOCK;
+                copy[to..to + columns * BLOCK].copy_from_slice(&data[from..from + columns * BLOCK]);
+            }
+            (&copy[..], (self.size * BLOCK, BLOCK))
+        };
+        debug_assert!((self.size - 1) * from.0 + self.size * BLOCK <= source.len(), "bug: a window outside");
+        // SAFETY: the window is inside `source`, as asserted; the rest is the caller's promise.
+        unsafe { (self.transform)(source.as_ptr(), from, to, (self.window * distance, distance), null()) };
     }
 }
 
@@ -216,13 +248,12 @@ fn blocks_at_once(count: usize, lines_per_block: usize) -> usize {
     even(count, (TILE_LINES / lines_per_block.max(1)).clamp(1, count.div_ceil(8).max(1)))
 }
 
-/// Whether a region of so many tiles is computed in stages.
-fn staged(region: &Region, size: Size) -> bool {
+/// What tests force, if they do.
+fn forced() -> Option<bool> {
     #[cfg(test)]
-    if let Some(staged) = FORCED.get() {
-        return staged;
-    }
-    Grid::new(region, size).len() < STAGED_TILES
+    return FORCED.get();
+    #[cfg(not(test))]
+    None
 }
 
 #[cfg(test)]

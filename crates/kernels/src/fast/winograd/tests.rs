@@ -23,7 +23,7 @@ fn problem(seed: u64, even: bool) -> Option<Problem> {
     let layer = Convolution { windows, edge, bias: numbers.below(2) == 0, ..Convolution::new(filters, &[3, 3]) };
     let kind = Kind::Convolution(layer);
     let output = kind.operation().infer(&[shape]).ok()?;
-    if kind.operation().flops(&[shape], output) > 30_000_000 {
+    if kind.operation().flops(&[shape], output) > 10_000_000 {
         return None;
     }
     let (extra, accumulate) = (numbers.below(3), numbers.below(3) == 0);
