@@ -42,10 +42,20 @@ impl Layout {
         Layout::with_block(stored, stored.size(Axis::Channel).clamp(1, BLOCK))
     }
 
+    /// Blocks of 16 channels, rows without gaps: what a layer keeps for itself row after row.
+    pub fn dense(stored: Region) -> Layout {
+        let layout = Layout::blocked(stored);
+        let row = layout.plane * layout.blocks;
+        let depth = row * stored.size(Axis::Height);
+        let sample = depth * stored.size(Axis::Depth);
+        Layout { sample, depth, row, len: sample * stored.size(Axis::Sample), ..layout }
+    }
+
     fn with_block(stored: Region, block: usize) -> Layout {
         let blocks = stored.size(Axis::Channel).div_ceil(block);
-        let plane = stored.size(Axis::Width) * block;
-        let row = plane * blocks;
+        let width = stored.size(Axis::Width);
+        let plane = width * block;
+        let row = if block == BLOCK { spread(width * blocks, width) * BLOCK } else { plane * blocks };
         let depth = row * stored.size(Axis::Height);
         let sample = depth * stored.size(Axis::Depth);
         Layout { stored, block, blocks, sample, depth, row, plane, len: sample * stored.size(Axis::Sample) }
@@ -78,5 +88,43 @@ impl Layout {
     pub fn index(&self, n: isize, c: isize, d: isize, h: isize, w: isize) -> usize {
         let c = (c - self.stored.start[1]) as usize;
         self.offset(n, c / self.block, d, h, w) + c % self.block
+    }
+}
+
+/// Distance between rows in lines, at least `least`, such that rows of one block that a kernel visits together (about 128 lines,
+/// `len` a row) spread over the 64 sets of a first-level cache. Without it, 512 channels of 7 x 7 points with a margin of one put
+/// every row of a block into the same eight sets: the weight gradient fell from 88 to 72 % of peak.
+fn spread(least: usize, len: usize) -> usize {
+    const SETS: usize = 64;
+    let rows = (128 / len.max(1)).max(2);
+    let crowd = |distance: usize| {
+        let mut lines = [0; SETS];
+        (0..rows * len).for_each(|i| lines[(i / len * distance + i % len) % SETS] += 1);
+        lines.into_iter().max().unwrap_or(0)
+    };
+    (least..least + SETS).find(|&distance| crowd(distance) <= rows * len / SETS + 2).unwrap_or(least)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use convoy_net::Shape;
+
+    /// No two elements share a place, and rows of a block do not crowd a few cache sets.
+    #[test]
+    fn rows_are_spread_and_nothing_overlaps() {
+        for (c, h, w) in [(512, 9, 8), (64, 3, 5), (2048, 7, 7), (17, 1, 300), (16, 4, 64), (3, 2, 2)] {
+            let layout = Layout::blocked(Region::whole(Shape([2, c, 1, h, w])));
+            assert!(
+                layout.row >= layout.plane * layout.blocks && layout.row < layout.plane * layout.blocks + 64 * BLOCK
+            );
+            let mut seen = vec![false; layout.len];
+            for (n, d, i) in (0..2).flat_map(|n| (0..c).flat_map(move |d| (0..h * w).map(move |i| (n, d, i)))) {
+                let at = layout.index(n, d as isize, 0, (i / w) as isize, (i % w) as isize);
+                assert!(!std::mem::replace(&mut seen[at], true), "{c}x{h}x{w}: two elements at {at}");
+            }
+        }
+        let layout = Layout::blocked(Region::whole(Shape([1, 512, 1, 9, 8])));
+        assert_ne!(layout.row / BLOCK % 64, 0, "all rows of a block in the same sets");
     }
 }

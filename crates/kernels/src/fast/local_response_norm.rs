@@ -207,7 +207,7 @@ impl InputGradient {
             sides: [
                 (Operand::Input(0), sides(&g.inputs[0].layout)),
                 (Operand::OutputGradient, sides(output_gradient(g))),
-                (Operand::Internal(0), sides(&Layout::blocked(g.region))),
+                (Operand::Internal(0), sides(&Layout::dense(g.region))),
             ],
             target: Target::input_gradient(g, 0),
             rows: Rows::new(region, 12),
