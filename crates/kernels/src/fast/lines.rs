@@ -192,7 +192,7 @@ impl Source {
         let (first, end) = lanes(self.channels, block);
         let seen = Region { start: [n, first, d.0, h.0, w.0], end: [n + 1, end, d.1, h.1, w.1] };
         let stored = both((first, end), self.layout.stored.range(Axis::Channel));
-        let box_of_lines = Layout::blocked(seen);
+        let box_of_lines = Layout::dense(seen);
         let scratch = &mut scratch[..box_of_lines.len];
         if stored != (first, end) {
             scratch.fill(0.0);
@@ -335,7 +335,7 @@ impl Target {
         let (first, end) = lanes(self.channels, row.block);
         let Row { n, d, h, .. } = row;
         let part = Region { start: [n, first, d, h, columns.0], end: [n + 1, end, d + 1, h + 1, columns.1] };
-        let lines = Layout::blocked(part);
+        let lines = Layout::dense(part);
         let scratch = &mut scratch[..lines.len];
         let lines = (Slot { data: scratch.as_mut_ptr() as *mut u8, bytes: size_of_val(scratch) }, &lines);
         let (from, into) = match way {

@@ -22,7 +22,7 @@ impl Fast for LocalResponseNorm {
             work: Work { flops: (50 + 2 * self.size) as f64 * len, bytes: 8.0 * len },
         };
         if g.mode == Mode::Train {
-            let bytes = Layout::blocked(g.region).len * 4;
+            let bytes = Layout::dense(g.region).len * 4;
             stage.writes.push(Operand::Internal(0));
             stage.makes.push(Make::Internal { number: 0, bytes });
             stage.work.bytes += bytes as f64;
