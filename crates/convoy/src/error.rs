@@ -1,5 +1,7 @@
 //! What can go wrong at the front door. Each is one sentence a person can act on; its text is part of the interface.
 
+use crate::words::Sizes;
+use convoy_net::Shape;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,12 +35,27 @@ pub enum Error {
     Changed { run: PathBuf, what: String },
     #[error("{}: the run has no model yet\n  help: convoy train --resume {}", run.display(), run.display())]
     NoModel { run: PathBuf },
+    #[error("images are {}, the network `{network}` takes {}", Sizes(*found), Sizes(*taken))]
+    Images { network: String, found: Shape, taken: Shape },
+    #[error("targets are {}; the output of `{network}` is {}, its loss wants {}: {}", Sizes(shapes.found), Sizes(shapes.output),
+            if shapes.output == shapes.wanted { "a value for each element" } else { "a class for each point" },
+            Sizes(shapes.wanted))]
+    Targets { network: String, shapes: Box<TargetShapes> },
     /// A run that ended before its time, with what is left of it.
     #[error("{error}\n  kept: {}{}", run.display(), left(run, *newest, *resumable))]
     InRun { error: Arc<convoy_train::Error>, run: PathBuf, newest: Option<u64>, resumable: bool },
     /// The command line itself.
     #[error("{0}")]
     Usage(String),
+}
+
+/// What targets are and what they should be.
+#[derive(Clone, Debug)]
+pub struct TargetShapes {
+    pub found: Shape,
+    /// The network's.
+    pub output: Shape,
+    pub wanted: Shape,
 }
 
 fn left(run: &Path, newest: Option<u64>, resumable: bool) -> String {

@@ -94,7 +94,7 @@ pub static FIELDS: &[Field] = &[
     field("data.normalise.deviation", "deviation", "LIST", Form::Numbers, Follows("measured"), "divided by, a number for each channel").of(&["given"]),
     field("data.loaders", "loaders", "N", Form::UpTo(256), Is("1"), "threads of each rank that prepare batches in the background"),
     field("train.batch", "batch", "N", Form::Whole { least: 1 }, Is("64"), "samples of a step, over all ranks"),
-    field("train.epochs", "epochs", "N", Form::Whole { least: 1 }, Is("10"), "times through the train data"),
+    field("train.epochs", "epochs", "N", Form::Whole { least: 1 }, Is("8"), "times through the train data"),
     field("train.steps", "steps", "N", Form::Whole { least: 1 }, Follows("as many as the epochs have"), "steps in all, whatever the epochs are"),
     field("train.optimizer.kind", "optimizer", "KIND", Form::Kind(&Optimizer::KINDS), Is("\"sgd\""), "how gradients change weights"),
     field("train.optimizer.momentum", "momentum", "X", Form::Number, Follows("0.9, with rmsprop 0"), "how much of the last change stays").of(&["sgd", "rmsprop", "lars"]),

@@ -29,7 +29,7 @@ mod run;
 mod words;
 
 pub use draft::Draft;
-pub use error::{Error, Errors, Place};
+pub use error::{Error, Errors, Place, TargetShapes};
 pub use job::{DataFields, Job, NetworkFields, Normalisation, ParallelFields, RunFields, TestData, TrainFields};
 pub use ready::Ready;
 pub use run::Run;

@@ -3,10 +3,10 @@
 //!
 //! [`Ready::new`] finds all that does not fit, not only the first; the job it keeps has every field filled in.
 
-use crate::error::{Error, Errors};
+use crate::error::{Error, Errors, TargetShapes};
 use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
-use crate::words::bytes;
+use crate::words::{Sizes, bytes};
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Kind, Loss, Network, Shape};
 use convoy_split::Strategy;
@@ -39,47 +39,20 @@ impl Ready {
     /// The same with a network that is there already.
     pub fn with_network(job: &Job, network: Network) -> Result<Ready, Errors> {
         let mut errors = vec![];
-        let output = network.shapes(1).map_err(Error::from)?.pop().expect("bug: a network without layers");
-        let options = open_options(job, &network.loss, Some(output));
-        let ranks = job.parallel.ranks;
         let shapes = network.shapes(job.train.batch).map_err(|error| Error::at("train.batch", error))?;
+        let ranks = job.parallel.ranks;
         let strategy = Strategy::parse(&job.parallel.strategy, ranks, &network, &shapes);
         let strategy = note(&mut errors, "parallel.strategy", strategy);
         let weights = job.train.weights.as_deref().map(|path| read_weights(path, &network));
         let weights = weights.and_then(|weights| note(&mut errors, "train.weights", weights));
-        let train = data::open(&job.data.train, Split::Train, &options).map_err(Error::from);
-        let train = train.and_then(|train| fits(&*train, &network, output).map(|()| train));
-        let train: Option<Arc<dyn Dataset>> = note(&mut errors, "data.train", train).map(Arc::from);
-        let test = open_test(job, &options, train.clone());
-        let test = test.and_then(|(train, test)| {
-            test.as_deref().map_or(Ok(()), |test| fits(test, &network, output)).map(|()| (train, test))
-        });
-        let test = note(&mut errors, "data.test", test);
-        let (train, test) = test.unwrap_or_default();
-        if let Some(len) = train.as_ref().map(|train| train.len()).filter(|&len| len < job.train.batch) {
-            errors.push(Error::at("train.batch", DataError::Batch { batch: job.train.batch, len }));
-        }
+        let (train, test) = data_of(job, &network, &mut errors)?;
         let (Some(train), Some(strategy), true) = (train, strategy, errors.is_empty()) else {
             return Err(Errors(errors));
         };
         let threads = job.parallel.threads.unwrap_or((machine::cores() / ranks).max(1));
         let normalise = normalise(job, &*train, threads * ranks);
-        let normalise = note(&mut errors, "data.normalise.kind", normalise).flatten();
-        if !errors.is_empty() {
-            return Err(Errors(errors));
-        }
-        let mut job = job.clone().with_absolute_paths();
-        job.network.classes = network.loss.takes_labels().then_some(output.channels());
-        job.network.input = input(&network).map(<[usize]>::to_vec);
-        job.network.loss = Some(network.loss);
-        job.data.normalise = Some(match &normalise {
-            None => Normalisation::None,
-            Some(n) => Normalisation::Given { mean: n.mean.clone(), deviation: n.deviation.clone() },
-        });
-        let usual = if job.data.train == DataSpec::Digits { vec![Augment::Crop { pad: 2 }] } else { vec![] };
-        job.data.augment.get_or_insert(usual);
-        job.parallel.threads = Some(threads);
-        job.run.name.get_or_insert_with(|| network.name.clone());
+        let normalise = normalise.map_err(|error| Error::at("data.normalise.kind", error))?;
+        let job = resolved(job, &network, threads, normalise.as_ref())?;
         Ok(Ready { job, network, strategy, train, test, normalise, weights })
     }
 
@@ -168,6 +141,11 @@ pub fn read_weights(path: &Path, network: &Network) -> Result<Weights, convoy_tr
     Ok(Weights { tensors: fitting.into_iter().cloned().collect() })
 }
 
+/// The shape of a network's output for one image.
+pub fn output(network: &Network) -> Result<Shape, Error> {
+    Ok(network.shapes(1)?.pop().expect("bug: a network without layers"))
+}
+
 fn input(network: &Network) -> Option<&[usize]> {
     match &network.layers.first()?.kind {
         Kind::Input(input) => Some(&input.shape),
@@ -186,17 +164,50 @@ pub fn open_options(job: &Job, loss: &Loss, output: Option<Shape>) -> OpenOption
     OpenOptions { classes, ignore: loss.ignored(), seed: job.train.seed, invented }
 }
 
+/// The job with everything filled in that follows from the rest.
+fn resolved(job: &Job, network: &Network, threads: usize, normalise: Option<&Normalise>) -> Result<Job, Error> {
+    let mut job = job.clone().with_absolute_paths();
+    job.network.classes = network.loss.takes_labels().then_some(output(network)?.channels());
+    job.network.input = input(network).map(<[usize]>::to_vec);
+    job.network.loss = Some(network.loss);
+    job.data.normalise = Some(match normalise {
+        None => Normalisation::None,
+        Some(n) => Normalisation::Given { mean: n.mean.clone(), deviation: n.deviation.clone() },
+    });
+    let usual = if job.data.train == DataSpec::Digits { vec![Augment::Crop { pad: 2 }] } else { vec![] };
+    job.data.augment.get_or_insert(usual);
+    job.parallel.threads = Some(threads);
+    job.run.name.get_or_insert_with(|| network.name.clone());
+    Ok(job)
+}
+
 type Parts = (Option<Arc<dyn Dataset>>, Option<Arc<dyn Dataset>>);
+
+/// Train and test data, as far as they are there and fit; what does not is written down.
+fn data_of(job: &Job, network: &Network, errors: &mut Vec<Error>) -> Result<Parts, Error> {
+    let options = open_options(job, &network.loss, Some(output(network)?));
+    let train = data::open(&job.data.train, Split::Train, &options).map_err(Error::from);
+    let train = train.and_then(|train| fits(&*train, network).map(|()| Arc::from(train)));
+    let parts = open_test(job, &options, note(errors, "data.train", train));
+    let parts = parts.and_then(|(train, test)| {
+        test.as_deref().map_or(Ok(()), |test| fits(test, network))?;
+        Ok((train, test))
+    });
+    let (train, test) = note(errors, "data.test", parts).unwrap_or_default();
+    if let Some(len) = train.as_ref().map(|train| train.len()).filter(|&len| len < job.train.batch) {
+        errors.push(Error::at("train.batch", DataError::Batch { batch: job.train.batch, len }));
+    }
+    Ok((train, test))
+}
 
 /// Train and test part. Where nothing can be trained on, test data of their own are looked at all the same.
 fn open_test(job: &Job, options: &OpenOptions, train: Option<Arc<dyn Dataset>>) -> Result<Parts, Error> {
-    let open = |spec: &DataSpec, split: Split| data::open(spec, split, options).map(Arc::from);
     Ok(match (&job.data.test, train) {
         (TestData::None, train) => (train, None),
         (TestData::Of(spec), train) => (train, Some(test_part(spec, options)?)),
         (_, None) => (None, None),
-        (TestData::Own, train) => match open(&job.data.train, Split::Test) {
-            Ok(test) => (train, Some(test)),
+        (TestData::Own, train) => match data::open(&job.data.train, Split::Test, options) {
+            Ok(test) => (train, Some(Arc::from(test))),
             Err(DataError::NoTest { .. }) => (train, None),
             Err(error) => return Err(error.into()),
         },
@@ -216,30 +227,24 @@ pub fn test_part(spec: &DataSpec, options: &OpenOptions) -> Result<Arc<dyn Datas
 }
 
 /// Whether a network can take images and targets of such data.
-pub fn fits(data: &dyn Dataset, network: &Network, output: Shape) -> Result<(), Error> {
-    let taken = network.shapes(1)?[0];
+pub fn fits(data: &dyn Dataset, network: &Network) -> Result<(), Error> {
+    let (taken, output) = (network.shapes(1)?[0], output(network)?);
     let (image, target) = (data.sample_shape(), data.target_shape());
+    let name = network.name.clone();
     if image != taken {
-        let (image, taken) = (Sizes(image), Sizes(taken));
-        return Err(Error::Usage(format!("images are {image}, the network `{}` takes {taken}", network.name)));
+        return Err(Error::Images { network: name, found: image, taken });
     }
     let mut wanted = output;
     if network.loss.takes_labels() {
         wanted.0[1] = 1;
     }
-    if target != wanted {
-        let what = if network.loss.takes_labels() {
-            "a class for each of its points"
-        } else {
-            "a value for each of its elements"
-        };
-        let (target, output, wanted) = (Sizes(target), Sizes(output), Sizes(wanted));
-        return Err(Error::Usage(format!(
-            "targets are {target}; the output of `{}` is {output}, its loss wants {what}: {wanted}",
-            network.name
-        )));
+    match target == wanted {
+        true => Ok(()),
+        false => {
+            let shapes = TargetShapes { found: target, output, wanted };
+            Err(Error::Targets { network: name, shapes: Box::new(shapes) })
+        }
     }
-    Ok(())
 }
 
 /// Whether so much memory can be had, as far as the system says.
@@ -269,17 +274,4 @@ pub fn normalise(job: &Job, train: &dyn Dataset, threads: usize) -> Result<Optio
     };
     normalise.verify(train.sample_shape())?;
     Ok(Some(normalise))
-}
-
-/// A sample's shape as people write it, without the samples.
-pub struct Sizes(pub Shape);
-
-impl std::fmt::Display for Sizes {
-    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let [_, c, d, h, w] = self.0.0;
-        match (d, h) {
-            (1, _) => write!(f, "{c}x{h}x{w}"),
-            _ => write!(f, "{c}x{d}x{h}x{w}"),
-        }
-    }
 }

@@ -1,6 +1,8 @@
 //! Numbers as people read them.
 
 use comfy_table::{CellAlignment, Table, presets};
+use convoy_net::Shape;
+use std::fmt;
 
 /// With a comma after every three digits.
 pub fn grouped(number: u64) -> String {
@@ -58,6 +60,19 @@ pub fn table(header: &[&str], left: &[usize], rows: Vec<Vec<String>>) -> String 
         column.set_padding((if i == 0 { 0 } else { 1 }, 1));
     }
     table.lines().map(|line| line.trim_end().to_string()).collect::<Vec<_>>().join("\n")
+}
+
+/// A sample's shape as people write it, without the samples.
+pub struct Sizes(pub Shape);
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let [_, c, d, h, w] = self.0.0;
+        match (d, h) {
+            (1, _) => write!(f, "{c}x{h}x{w}"),
+            _ => write!(f, "{c}x{d}x{h}x{w}"),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -206,8 +206,8 @@ fn data_and_networks_that_do_not_fit() {
     check(
         &place,
         "train --network net.toml",
-        "error: [data].train: targets are 1x1x1; the output of `own` is 10x26x26, its loss wants a class for each of its \
-         points: 1x26x26",
+        "error: [data].train: targets are 1x1x1; the output of `own` is 10x26x26, its loss wants a class for each point: \
+         1x26x26",
     );
     place.file("net.toml", format!("{net}krenel = [3, 3]\n"));
     assert!(place.bad("train --network net.toml").contains("net.toml: line 8, layer `conv`: unknown field `krenel`"));
@@ -233,7 +233,7 @@ fn weights_that_do_not_fit_are_all_listed() {
     write_npy(&place.path().join("x.npy"), &[1, 1, 27, 28], &image[..27 * 28]).unwrap();
     place.file("y.npy", "precious");
     let error = place.bad(&format!("predict {run} --input x.npy --out y.npy"));
-    assert_eq!(error, "error: x.npy: images are 1x27x28, the network takes 1x28x28\n");
+    assert_eq!(error, "error: --input: images are 1x27x28, the network `lenet` takes 1x28x28\n");
     assert_eq!(std::fs::read_to_string(place.path().join("y.npy")).unwrap(), "precious");
 }
 

@@ -5,11 +5,11 @@ use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
-use crate::ready::{self, Sizes};
+use crate::ready;
 use crate::run;
-use crate::words::{grouped, percent};
+use crate::words::{Sizes, grouped, percent};
 use clap::{ArgMatches, Command};
-use convoy_net::{Network, Shape};
+use convoy_net::Network;
 use convoy_train::data::{self, Dataset, Normalise, Split};
 use convoy_train::{Evaluation, RunFolder, Weights};
 use serde_json::json;
@@ -82,10 +82,6 @@ impl Trained {
         self.job.parallel.threads.filter(|_| self.folder.is_none()).unwrap_or(machine::cores())
     }
 
-    pub fn output(&self) -> Result<Shape, Error> {
-        Ok(self.network.shapes(1)?.pop().expect("bug: a network without layers"))
-    }
-
     /// Evaluates on data; batches are no larger than they are.
     pub fn on(&self, data: Arc<dyn Dataset>, normalise: Option<Normalise>) -> Evaluation<'_> {
         Evaluation {
@@ -104,8 +100,8 @@ impl Trained {
 
 pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let trained = Trained::find(matches)?;
-    let (job, output) = (&trained.job, trained.output()?);
-    let options = ready::open_options(job, &trained.network.loss, Some(output));
+    let job = &trained.job;
+    let options = ready::open_options(job, &trained.network.loss, Some(ready::output(&trained.network)?));
     let own = trained.folder.is_some() && !matches.contains_id("data.train");
     let data = match (&job.data.test, own) {
         (TestData::HoldOut, true) => {
@@ -117,7 +113,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
         }
         _ => ready::test_part(&job.data.train, &options).map_err(|error| Error::at("data.train", error))?,
     };
-    ready::fits(&*data, &trained.network, output)?;
+    ready::fits(&*data, &trained.network).map_err(|error| Error::at("data.train", error))?;
     let normalise = match &job.data.normalise {
         Some(Normalisation::None | Normalisation::Given { .. }) => ready::normalise(job, &*data, 1),
         _ => {

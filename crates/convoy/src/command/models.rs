@@ -2,8 +2,7 @@
 
 use super::{json_argument, model_names, say};
 use crate::error::{Error, Errors};
-use crate::ready::Sizes;
-use crate::words::{grouped, table};
+use crate::words::{Sizes, grouped, table};
 use clap::{Arg, ArgMatches, Command};
 use convoy_net::zoo::{self, ModelOptions};
 use serde_json::json;

@@ -2,10 +2,10 @@
 
 use super::eval::{FIELDS, Trained};
 use super::{field_arguments, path, path_argument, run_argument, say};
-use crate::error::{Error, Errors};
+use crate::error::{Error, Errors, Place};
 use crate::job::Normalisation;
-use crate::ready::{self, Sizes};
-use crate::words::{percent, table};
+use crate::ready;
+use crate::words::{Sizes, percent, table};
 use clap::{ArgMatches, Command};
 use convoy_net::Shape;
 use convoy_train::data::{self, Dataset, Normalise, Split};
@@ -40,10 +40,10 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let paths: Vec<PathBuf> = matches.get_many("input").into_iter().flatten().cloned().collect();
     let input = trained.network.shapes(1).map_err(Error::from)?[0];
     let data: Arc<dyn Dataset> = data::open_unlabelled(&paths, input).map_err(Error::from)?.into();
-    if data.sample_shape() != input {
-        let (found, wanted) = (Sizes(data.sample_shape()), Sizes(input));
-        let text = format!("{}: images are {found}, the network takes {wanted}", paths[0].display());
-        return Err(Error::Usage(text).into());
+    let found = data.sample_shape();
+    if found != input {
+        let flaw = Error::Images { network: trained.network.name.clone(), found, taken: input }.to_string();
+        return Err(Error::Field { place: Place::Flag("input"), flaw }.into());
     }
     let normalise = match trained.job.data.normalise.clone() {
         Some(Normalisation::Given { mean, deviation }) => Some(Normalise { mean, deviation }),
@@ -55,7 +55,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     };
     let mut outputs = Vec::new();
     trained.on(data.clone(), normalise).outputs(&mut |batch| outputs.extend_from_slice(batch)).map_err(Error::from)?;
-    let output = trained.output()?;
+    let output = ready::output(&trained.network)?;
     match path(matches, "out") {
         Some(out) => write(out, output.with_samples(data.len()), &outputs)?,
         None => show(&trained, &paths, output, &outputs)?,

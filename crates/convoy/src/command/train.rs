@@ -5,9 +5,9 @@ use super::{field_arguments, json_argument, lay_flags, path, path_argument, say,
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::machine;
-use crate::ready::{Ready, Sizes};
+use crate::ready::Ready;
 use crate::run::Run;
-use crate::words::{bytes, count, grouped, percent, seconds};
+use crate::words::{Sizes, bytes, count, grouped, percent, seconds};
 use clap::{ArgMatches, Command};
 use convoy_train::{Outcome, Scores, digest};
 use serde_json::{Value, json};
