@@ -5,7 +5,7 @@
 //!     resnet50 16 [threads] [off|2x2|4x4] [only shapes with this in their line] [only this pass: 0, 1 or 2]
 //! ```
 //!
-//! Percent of the peak of fused multiply-adds, counted with the operations of the definition: Winograd may pass 100. Times are
+//! Percent of all threads' peak of fused multiply-adds, counted with the operations of the definition: Winograd may pass 100. Times are
 //! processor time of the threads (least of several runs), so that a shared machine disturbs little; what threads lose to
 //! waiting does not show.
 
@@ -32,7 +32,7 @@ fn main() {
     let shapes = network.shapes(batch).expect("shapes fit");
 
     // Others may be at work: the best of many.
-    let peak = (0..30).map(|_| fma_peak_gflops(1)).fold(0.0, f64::max) * 1e9;
+    let peak = (0..30).map(|_| fma_peak_gflops(1)).fold(0.0, f64::max) * 1e9 * threads as f64;
     let mut distinct: Vec<(Kind, Shape, bool, usize)> = vec![];
     for (i, layer) in network.layers.iter().enumerate() {
         let kind = &layer.kind;
@@ -46,10 +46,7 @@ fn main() {
             None => distinct.push((kind.clone(), input, first, 1)),
         }
     }
-    println!(
-        "{name}, batch {batch}, {threads} threads, winograd {winograd:?}, peak {:.1} GFLOP/s a thread",
-        peak / 1e9
-    );
+    println!("{name}, batch {batch}, {threads} threads, winograd {winograd:?}, peak {:.1} GFLOP/s", peak / 1e9);
     println!("{:44} {:>5} | percent of peak, milliseconds: forward, input gradient, weight gradient", "layer", "times");
     let mut sums = [[0.0; 2]; 3];
     for (kind, input, first, count) in distinct {

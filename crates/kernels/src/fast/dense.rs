@@ -10,6 +10,7 @@
 use super::isa::{Isa, isa};
 use super::phases::Phase;
 use super::sweep::{Start, Step, Sweep};
+use super::tiles;
 use super::weights::Pairs;
 use crate::{BLOCK, Kernel, Layout, Operand, Operands, Work};
 use std::ops::Range;
@@ -20,11 +21,8 @@ const STRIP: usize = 192;
 const GROUP_BYTES: usize = 16 << 10;
 /// A strip of input above this leaves the second-level cache: then groups are outside and target blocks inside.
 const SOURCE_BYTES: usize = 320 << 10;
-/// Work of a unit and of a tile, at most and at least, in floating-point operations.
+/// Work of a unit at most, in floating-point operations.
 const UNIT_FLOPS: f64 = 50e6;
-const TILE_FLOPS: f64 = 5e6;
-/// Tiles that a stage should have where the work allows.
-const TILES: usize = 16;
 
 /// Where the weights of a phase lie.
 #[derive(Clone, Debug)]
@@ -82,7 +80,8 @@ struct Tables {
     c_off: Vec<u32>,
     /// Steps of the target block that meets the most source blocks; others take the first of them.
     steps: Vec<Step>,
-    steps_per_pair: usize,
+    /// Steps before each source block, and all.
+    before: Vec<usize>,
     /// Steps of a group.
     group: usize,
     /// Target blocks of a unit.
@@ -166,10 +165,14 @@ impl Tables {
         let run = !spec.pairs.depthwise
             && w.taps.windows(2).all(|t| t[1].at == t[0].at + 1)
             && (phase.taps() == 0 || (1..w.taps.len()).all(|i| number(0, 0, i) == number(0, 0, i - 1) + 1));
-        let (runs, taps) = if run { (1, w.taps.len()) } else { (w.taps.len(), 1) };
         let most = spec.pairs.meets.iter().map(|m| m.len()).max().unwrap_or(0);
         let mut steps = vec![];
+        let mut before = vec![];
         for block in 0..most {
+            before.push(steps.len());
+            let real = spec.pairs.real_lines(block);
+            // Filler channels are passed over, tap by tap.
+            let (runs, taps) = if run && real == inner { (1, w.taps.len()) } else { (w.taps.len(), 1) };
             for (i, depth) in d.taps.iter().enumerate() {
                 for (j, row) in h.taps.iter().enumerate() {
                     for (k, column) in w.taps.iter().enumerate().take(runs) {
@@ -178,22 +181,28 @@ impl Tables {
                             + row.at * source.row
                             + column.at * source.block;
                         let b = (block * place.taps + number(i, j, k)) * spec.pairs.line();
-                        steps.push(Step { a: at as isize, b: b as isize, len: taps * inner });
+                        steps.push(Step { a: at as isize, b: b as isize, len: taps * real });
                     }
                 }
             }
         }
-        let groups = steps.len().div_ceil((GROUP_BYTES / (taps * inner * BLOCK * 4).max(1)).max(1)).max(1);
-        let flops = 2.0 * (strips.points() * steps.len() * taps * inner * BLOCK) as f64;
-        let blocks = ((UNIT_FLOPS / flops.max(1.0)) as usize).clamp(1, spec.pairs.outer.blocks());
-        let blocks = spec.pairs.outer.blocks().div_ceil(spec.pairs.outer.blocks().div_ceil(blocks));
+        before.push(steps.len());
+        let longest = steps.iter().map(|s| s.len).max().unwrap_or(1);
+        let groups = steps.len().div_ceil((GROUP_BYTES / (longest * BLOCK * 4)).max(1)).max(1);
+        let flops = 2.0 * (strips.points() * steps.iter().map(|s| s.len).sum::<usize>() * BLOCK) as f64;
+        let outer = spec.pairs.outer.blocks();
+        let most = ((UNIT_FLOPS / flops.max(1.0)) as usize).clamp(1, outer);
+        // Few strips: then more units of fewer blocks.
+        let wanted = tiles::enough(tiles::of_flops(flops * (strips.count * outer) as f64));
+        let parts = outer.div_ceil(most).max(wanted.div_ceil(strips.count.max(1)).min(outer));
+        let blocks = outer.div_ceil(parts);
         Tables {
             a_off: strips.offsets(distances(source, [d.from_step, h.from_step, w.from_step])),
             c_off: strips.offsets(distances(target, [d.step, h.step, w.step])),
             phase: phase.clone(),
             base: place.base,
             taps: place.taps,
-            steps_per_pair: d.taps.len() * h.taps.len() * runs,
+            before,
             group: steps.len().div_ceil(groups).max(1),
             steps,
             blocks,
@@ -215,7 +224,7 @@ impl Dense {
         let weights =
             phases.iter().map(|p| (p.phase.taps() * spec.pairs.count * spec.pairs.line()) as f64).sum::<f64>();
         let read = (source.len / source.stored.size(convoy_net::Axis::Sample).max(1) * spec.samples.len()) as f64;
-        let tiles = ((flops / TILE_FLOPS) as usize).clamp(TILES.min(units).max(1), units.max(1));
+        let tiles = tiles::of_flops(flops).min(units.max(1));
         let units_per_tile = units.div_ceil(tiles).max(1);
         Dense {
             isa: isa(),
@@ -265,7 +274,7 @@ impl Dense {
         let source = self.source_layout.offset(n, 0, source(0, at[1]), source(1, at[2]), source(2, at[3]));
         let one = |block: usize, group: usize| {
             let meets = &self.pairs.meets[block];
-            let steps = &p.steps[..meets.len() * p.steps_per_pair];
+            let steps = &p.steps[..p.before[meets.len()]];
             let Some(steps) = steps.chunks(p.group).nth(group) else { return };
             let start = match (group, &bias) {
                 (0, Some(bias)) => Start::Line(bias[block * BLOCK..][..BLOCK].as_ptr()),

@@ -34,6 +34,7 @@ mod simd;
 mod softmax;
 mod strips;
 mod sweep;
+mod tiles;
 mod transforms;
 mod transposed_convolution;
 mod update;

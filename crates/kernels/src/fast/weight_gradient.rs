@@ -1,29 +1,31 @@
 //! Weight gradients as sweeps: rows of the product are (source block, tap, channel) in the order of the weights, columns the
 //! 16 filters of one block, and k runs over points.
 //!
-//! A tile owns a part of the gradient and walks all points: leaf after leaf, combined by the tree of `fold.rs` in buffers
-//! of its own part, so that nothing of the size of the weights is written twice.
+//! A tile owns parts of the gradient and walks all points: leaf after leaf, combined by the tree of `fold.rs` in buffers of the
+//! part's size, so that nothing of the size of the weights is written twice. Where parts are few, several tiles share one,
+//! each with a subtree of the leaves.
 //!
 //! Always true
 //! - An element of a leaf's sum is one chain over the leaf's points in order, whatever the tiles.
 
 use super::fold;
 use super::isa::{Isa, isa};
+use super::leaves::{Leaves, Subtrees};
 use super::phases::Phase;
 use super::sweep::{Start, Step, Sweep};
+use super::tiles;
 use super::weights::Pairs;
 use crate::{BLOCK, Kernel, Layout, Operand, Operands, Work, leaf_range};
 use std::ops::Range;
 
 /// Points of a pass: they pay for loading and storing sums, and their input lines still fit the first-level cache.
 const POINTS: usize = 112;
-/// Target blocks and rows that a tile owns at most.
-const BLOCKS: usize = 16;
-const ROWS: usize = 288;
-/// Tiles that a stage should have where the work allows.
-const TILES: usize = 8;
-/// Work below which a tile is not cut further, in floating-point operations.
-const TILE_FLOPS: f64 = 5e6;
+/// Target blocks and rows of a part. Blocks share the input's lines, rows those of the gradient.
+const PART: (usize, usize) = (16, 288);
+/// The same where a leaf has fewer points than this: then adding leaves weighs more than sharing, and all levels of the tree
+/// should stay in the first-level cache.
+const FEW_POINTS: usize = 32;
+const SMALL_PART: (usize, usize) = (2, 96);
 
 /// What a weight gradient is summed from.
 pub struct Spec<'s> {
@@ -37,6 +39,8 @@ pub struct Spec<'s> {
     pub pairs: &'s Pairs,
     pub phases: &'s [Phase],
     pub kernel: [usize; 3],
+    /// Where subtrees of leaves are summed apart.
+    pub sums: Operand,
 }
 
 /// One phase, worked out.
@@ -44,6 +48,8 @@ struct Tables {
     /// Per row: offset in the input from a point's first source, and line of the gradient from its block's first.
     a_off: Vec<u32>,
     lines: Vec<u32>,
+    /// Rows of so many inner blocks.
+    rows: Vec<usize>,
     /// Rows of points, all leaves in order.
     runs: Vec<Step>,
     /// Per leaf: its runs.
@@ -70,9 +76,11 @@ pub struct WeightGradient {
     taps: usize,
     plane: usize,
     input_plane: usize,
-    leaves: usize,
+    subtrees: Subtrees,
+    to: Operand,
     phases: Vec<Tables>,
     parts: Vec<Part>,
+    parts_per_tile: usize,
     /// Offsets of the lines of a part.
     dense: Vec<u32>,
     /// Floats of the largest part.
@@ -86,7 +94,7 @@ impl Tables {
         let [d, h, w] = &phase.0;
         let taps: usize = spec.kernel.iter().product();
         let most = pairs.meets.iter().map(|m| m.len()).max().unwrap_or(0);
-        let (mut a_off, mut lines) = (vec![], vec![]);
+        let (mut a_off, mut lines, mut rows) = (vec![], vec![], vec![0]);
         for block in 0..most {
             for d in &d.taps {
                 for h in &h.taps {
@@ -94,11 +102,13 @@ impl Tables {
                         let at = block * x.plane + d.at * x.depth + h.at * x.row + w.at * x.block;
                         let number = (d.number * spec.kernel[1] + h.number) * spec.kernel[2] + w.number;
                         let line = (block * taps + number) * pairs.lines();
-                        a_off.extend((0..pairs.lines()).map(|c| (at + c) as u32));
-                        lines.extend((0..pairs.lines()).map(|c| (line + c) as u32));
+                        let real = 0..pairs.real_lines(block);
+                        a_off.extend(real.clone().map(|c| (at + c) as u32));
+                        lines.extend(real.map(|c| (line + c) as u32));
                     }
                 }
             }
+            rows.push(a_off.len());
         }
         let per_block = phase.taps() * pairs.lines();
         let chunk = match per_block {
@@ -149,6 +159,7 @@ impl Tables {
         Tables {
             a_off,
             lines,
+            rows,
             runs,
             leaves,
             pass: (POINTS / length.max(1)).max(1),
@@ -163,43 +174,38 @@ impl WeightGradient {
     pub fn new(spec: &Spec) -> WeightGradient {
         let pairs = spec.pairs;
         let phases: Vec<Tables> = spec.phases.iter().map(|phase| Tables::new(spec, phase)).collect();
-        let points: f64 = spec.phases.iter().map(|p| (p.points() * spec.samples.len()) as f64).sum();
-        let per_row = 2.0 * points / spec.phases.len().max(1) as f64 * BLOCK as f64;
-        let (mut blocks, mut rows) = (BLOCKS, ROWS);
-        let mut parts = cut(pairs, &phases, spec.phases, blocks, rows);
-        // Fewer blocks first: rows share the input's lines. Neither changes the arithmetic.
-        while parts.len() < TILES && (blocks > 2 || rows > 48) {
-            if (blocks.min(pairs.outer.blocks()) * rows.min(phases.iter().map(|p| p.a_off.len()).max().unwrap_or(0)))
-                as f64
-                * per_row
-                < 2.0 * TILE_FLOPS
-            {
-                break;
-            }
-            if blocks > 4 || rows <= 48 {
-                blocks = blocks.min(pairs.outer.blocks()).div_ceil(2)
-            } else {
-                rows = (rows / 2).max(48)
-            }
-            parts = cut(pairs, &phases, spec.phases, blocks, rows);
-        }
+        let longest = |t: &Tables| t.leaves.iter().map(|l| t.runs[l.clone()].iter().map(|r| r.len).sum()).max();
+        let longest: usize = phases.iter().filter_map(longest).max().unwrap_or(0);
+        let empty: Vec<bool> = (0..spec.leaves).map(|l| phases.iter().all(|p| p.leaves[l].is_empty())).collect();
         let taps: usize = spec.kernel.iter().product();
+        let per_phase = |p: &Phase| 2.0 * (p.points() * spec.samples.len() * p.taps()) as f64;
+        let flops = spec.phases.iter().map(per_phase).sum::<f64>() * (pairs.count * pairs.line()) as f64;
+        let wanted = tiles::of_flops(flops);
+        let (mut blocks, rows) = if longest < FEW_POINTS { SMALL_PART } else { PART };
+        let mut parts = cut(pairs, &phases, blocks, rows);
+        let mut subtrees = Subtrees::new(&empty, parts.len(), tiles::enough(wanted));
+        while parts.len() * subtrees.ranges.len() < tiles::enough(wanted) / 2 && blocks > 4 {
+            blocks /= 2;
+            parts = cut(pairs, &phases, blocks, rows);
+            subtrees = Subtrees::new(&empty, parts.len(), tiles::enough(wanted));
+        }
         let part_len = parts.iter().map(|p| p.blocks.len() * p.rows.len() * BLOCK).max().unwrap_or(0);
-        let longest = parts.iter().map(|p| p.rows.len()).max().unwrap_or(0);
+        let most_rows = parts.iter().map(|p| p.rows.len()).max().unwrap_or(0);
         let per_sample = |l: &Layout| (l.len / l.stored.size(convoy_net::Axis::Sample).max(1)) as f64;
         let read = (per_sample(spec.input) + per_sample(spec.gradient)) * spec.samples.len() as f64;
         let written = (pairs.count * taps * pairs.line()) as f64;
-        let per_phase = |p: &Phase| 2.0 * (p.points() * spec.samples.len() * p.taps()) as f64;
-        let flops = spec.phases.iter().map(per_phase).sum::<f64>() * (pairs.count * pairs.line()) as f64;
+        let tiles = wanted.div_ceil(subtrees.ranges.len());
         WeightGradient {
             isa: isa(),
             taps,
             plane: spec.gradient.plane,
             input_plane: spec.input.plane,
-            leaves: spec.leaves,
+            to: if subtrees.is_whole() { Operand::ParameterGradient(0) } else { spec.sums },
+            subtrees,
             phases,
+            parts_per_tile: parts.len().div_ceil(tiles).max(1),
             parts,
-            dense: (0..longest).map(|r| (r * BLOCK) as u32).collect(),
+            dense: (0..most_rows).map(|r| (r * BLOCK) as u32).collect(),
             part_len,
             work: Work { flops, bytes: 4.0 * (read + written) },
             pairs: pairs.clone(),
@@ -207,11 +213,17 @@ impl WeightGradient {
     }
 
     pub fn tiles(&self) -> usize {
-        self.parts.len()
+        self.parts.len().div_ceil(self.parts_per_tile) * self.subtrees.ranges.len()
     }
 
     pub fn scratch(&self) -> usize {
-        fold::levels(self.leaves) * self.part_len
+        fold::levels(self.subtrees.longest()) * self.part_len
+    }
+
+    /// The stage that follows where subtrees are summed apart, and the bytes of their sums.
+    pub fn fold(&self) -> Option<(Leaves, usize)> {
+        let len = self.pairs.count * self.taps * self.pairs.line();
+        (!self.subtrees.is_whole()).then(|| (self.subtrees.fold(self.to, len), 4 * len * self.subtrees.ranges.len()))
     }
 
     /// The sum over one leaf of one part, `[block][row][16]`.
@@ -248,7 +260,7 @@ impl WeightGradient {
 }
 
 /// Parts of at most so many blocks, which meet the same inner blocks, and so many rows.
-fn cut(pairs: &Pairs, phases: &[Tables], described: &[Phase], blocks: usize, rows: usize) -> Vec<Part> {
+fn cut(pairs: &Pairs, phases: &[Tables], blocks: usize, rows: usize) -> Vec<Part> {
     let mut parts = vec![];
     for (phase, tables) in phases.iter().enumerate() {
         let rows = rows.div_ceil(tables.chunk) * tables.chunk;
@@ -256,7 +268,7 @@ fn cut(pairs: &Pairs, phases: &[Tables], described: &[Phase], blocks: usize, row
         while first < pairs.outer.blocks() {
             let meets = &pairs.meets[first];
             let same = pairs.meets[first..].iter().take(blocks).take_while(|m| *m == meets).count();
-            let all = meets.len() * described[phase].taps() * pairs.lines();
+            let all = tables.rows[meets.len()];
             for row in (0..all).step_by(rows) {
                 parts.push(Part { phase, blocks: first..first + same, rows: row..(row + rows).min(all) });
             }
@@ -266,9 +278,9 @@ fn cut(pairs: &Pairs, phases: &[Tables], described: &[Phase], blocks: usize, row
     parts
 }
 
-impl Kernel for WeightGradient {
-    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
-        let part = &self.parts[tile];
+impl WeightGradient {
+    /// One part, over one subtree.
+    fn part(&self, part: &Part, subtree: usize, operands: &Operands, scratch: &mut [f32]) {
         let p = &self.phases[part.phase];
         let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
         let len = part.blocks.len() * part.rows.len() * BLOCK;
@@ -277,7 +289,7 @@ impl Kernel for WeightGradient {
             *level = &mut buffer[..len];
         }
         let any = fold::tree(
-            0..self.leaves,
+            self.subtrees.ranges[subtree].clone(),
             &mut levels,
             &|l| p.leaves[l].is_empty(),
             &mut |l, into: &mut &mut [f32]| self.leaf(part, l, x, dy, into),
@@ -286,31 +298,50 @@ impl Kernel for WeightGradient {
         if !any {
             levels[0].fill(0.0);
         }
-        let mixed = self.pairs.mixed();
+        let subtree = subtree * self.pairs.count * self.taps * self.pairs.line();
         for (block, sums) in part.blocks.clone().zip(levels[0].chunks_exact_mut(part.rows.len() * BLOCK)) {
-            let base = self.pairs.before[block] * self.taps * self.pairs.line();
+            let base = subtree + self.pairs.before[block] * self.taps * self.pairs.line();
             for (row, sums) in part.rows.clone().zip(sums.chunks_exact_mut(BLOCK)) {
                 let line = p.lines[row] as usize;
-                if mixed {
-                    let per_block = self.taps * self.pairs.inner.block;
-                    let inner = (self.pairs.meets[block].start + line / per_block) * self.pairs.inner.block
-                        + line % self.pairs.inner.block;
-                    let lanes = match inner < self.pairs.inner.channels {
-                        true => self.pairs.lanes(block, inner),
-                        false => 0..0,
-                    };
-                    sums[..lanes.start].fill(0.0);
-                    sums[lanes.end..].fill(0.0);
-                }
+                self.mask(block, line, sums);
                 let at = base + line * BLOCK;
-                // SAFETY: the line belongs to this tile's part alone.
-                unsafe { operands.floats_mut(Operand::ParameterGradient(0), at..at + BLOCK) }.copy_from_slice(sums);
+                // SAFETY: the line, and the filler that follows it, belong to this part and subtree alone.
+                let to = unsafe { operands.floats_mut(self.to, at..at + self.lines_from(line) * BLOCK) };
+                to[..BLOCK].copy_from_slice(sums);
+                to[BLOCK..].fill(0.0);
             }
+        }
+    }
+
+    /// Lines from a row's own to the next row's: more than one where filler follows.
+    fn lines_from(&self, line: usize) -> usize {
+        let lines = self.pairs.lines();
+        let real = self.pairs.real_lines(line / (self.taps * lines));
+        if line % lines + 1 == real { 1 + lines - real } else { 1 }
+    }
+
+    /// Zeros where a line's filters and its channel are of different groups.
+    fn mask(&self, block: usize, line: usize, sums: &mut [f32]) {
+        if self.pairs.mixed() {
+            let size = self.pairs.inner.block;
+            let inner = (self.pairs.meets[block].start + line / (self.taps * size)) * size + line % size;
+            let inside = inner < self.pairs.inner.channels;
+            let lanes = if inside { self.pairs.lanes(block, inner) } else { 0..0 };
+            sums[..lanes.start].fill(0.0);
+            sums[lanes.end..].fill(0.0);
         }
     }
 }
 
-/// The gradient of a bias: sums of lines over leaves and tree. A tile is one block of 16 channels.
+impl Kernel for WeightGradient {
+    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+        let (subtree, tile) = (tile % self.subtrees.ranges.len(), tile / self.subtrees.ranges.len());
+        let parts = tile * self.parts_per_tile..((tile + 1) * self.parts_per_tile).min(self.parts.len());
+        self.parts[parts].iter().for_each(|part| self.part(part, subtree, operands, scratch));
+    }
+}
+
+/// The gradient of a bias: sums of lines over leaves and tree. A tile is some blocks of 16 channels.
 pub struct BiasGradient {
     isa: &'static Isa,
     /// Rows of points of block 0 as (offset, floats), all leaves in order.
@@ -318,6 +349,9 @@ pub struct BiasGradient {
     /// Per leaf: its rows.
     leaves: Vec<Range<usize>>,
     plane: usize,
+    /// Blocks in all, and of a tile.
+    all: usize,
+    blocks: usize,
     pub tiles: usize,
     pub work: Work,
 }
@@ -342,15 +376,23 @@ impl BiasGradient {
             begin..rows.len()
         });
         let leaves = leaves.collect();
-        let (tiles, floats) = (region.size(convoy_net::Axis::Channel).div_ceil(BLOCK), region.len() as f64);
+        let (all, floats) = (region.size(convoy_net::Axis::Channel).div_ceil(BLOCK), region.len() as f64);
         let work = Work { flops: floats, bytes: 4.0 * floats };
-        BiasGradient { isa: isa(), rows, leaves, plane: gradient.plane, tiles, work }
+        let blocks = all.div_ceil(tiles::of_bytes(work.bytes)).max(1);
+        BiasGradient { isa: isa(), rows, leaves, plane: gradient.plane, all, blocks, tiles: all.div_ceil(blocks), work }
     }
 }
 
 impl Kernel for BiasGradient {
     fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
-        let dy = &operands.floats(Operand::OutputGradient)[tile * self.plane..];
+        let blocks = tile * self.blocks..((tile + 1) * self.blocks).min(self.all);
+        blocks.for_each(|block| self.block(block, operands));
+    }
+}
+
+impl BiasGradient {
+    fn block(&self, block: usize, operands: &Operands) {
+        let dy = &operands.floats(Operand::OutputGradient)[block * self.plane..];
         let mut levels = [[0f32; BLOCK]; 24];
         let any = fold::tree(
             0..self.leaves.len(),
@@ -363,8 +405,8 @@ impl Kernel for BiasGradient {
             &|into, from| into.iter_mut().zip(from).for_each(|(a, b)| *a += b),
         );
         let sum = if any { levels[0] } else { [0.0; BLOCK] };
-        let to = tile * BLOCK..(tile + 1) * BLOCK;
-        // SAFETY: the block belongs to this tile alone.
+        let to = block * BLOCK..(block + 1) * BLOCK;
+        // SAFETY: the block belongs to one tile alone.
         unsafe { operands.floats_mut(Operand::ParameterGradient(1), to) }.copy_from_slice(&sum);
     }
 }

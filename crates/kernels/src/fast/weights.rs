@@ -8,6 +8,7 @@
 
 use super::Packing;
 use super::phases::Phase;
+use super::tiles;
 use crate::{BLOCK, Kernel, Operand, Operands};
 use std::ops::Range;
 
@@ -72,6 +73,14 @@ impl Pairs {
     /// Lines of 16 weights of one pair at one tap.
     pub fn lines(&self) -> usize {
         if self.depthwise { 1 } else { self.inner.block }
+    }
+
+    /// Lines of the `number`th inner block that an outer block meets which are not filler of the last block.
+    pub fn real_lines(&self, number: usize) -> usize {
+        match self.groups {
+            1 => self.lines().min(self.inner.channels - number * self.inner.block),
+            _ => self.lines(),
+        }
     }
 
     /// Floats of the weights of one pair at one tap.
@@ -162,6 +171,8 @@ pub struct Transpose {
     taps: usize,
     /// Per phase: where its weights begin, and the numbers of its taps in order.
     phases: Vec<(usize, Vec<usize>)>,
+    /// Channel blocks of a tile.
+    blocks: usize,
     pub tiles: usize,
 }
 
@@ -178,26 +189,35 @@ impl Transpose {
             }
             numbers
         };
-        let (bases, _) = bases(&adjoint, phases);
+        let (bases, floats) = bases(&adjoint, phases);
         let phases = bases.into_iter().zip(phases.iter().map(numbers)).collect();
-        let tiles = adjoint.outer.blocks();
-        Transpose { pairs, adjoint, taps: kernel.iter().product(), phases, tiles }
+        let all = adjoint.outer.blocks();
+        let blocks = all.div_ceil(tiles::of_bytes(8.0 * floats as f64)).max(1);
+        Transpose { pairs, adjoint, taps: kernel.iter().product(), phases, blocks, tiles: all.div_ceil(blocks) }
     }
 }
 
 impl Kernel for Transpose {
     fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+        let blocks = tile * self.blocks..((tile + 1) * self.blocks).min(self.adjoint.outer.blocks());
+        blocks.for_each(|block| self.block(block, operands));
+    }
+}
+
+impl Transpose {
+    /// All pairs of one channel block.
+    fn block(&self, block: usize, operands: &Operands) {
         let from = operands.floats(Operand::Parameter(0));
         let line = self.pairs.line();
         for (base, taps) in &self.phases {
-            let pairs = self.adjoint.before[tile]..self.adjoint.before[tile] + self.adjoint.meets[tile].len();
+            let pairs = self.adjoint.before[block]..self.adjoint.before[block] + self.adjoint.meets[block].len();
             let floats = taps.len() * self.adjoint.line();
-            // SAFETY: a tile writes the pairs of its own block of channels.
+            // SAFETY: a tile writes the pairs of its own blocks of channels.
             let to = unsafe {
                 operands.floats_mut(Operand::Internal(0), base + pairs.start * floats..base + pairs.end * floats)
             };
-            for (filter, to) in self.adjoint.meets[tile].clone().zip(to.chunks_exact_mut(floats.max(1))) {
-                let pair = self.pairs.number(filter, tile);
+            for (filter, to) in self.adjoint.meets[block].clone().zip(to.chunks_exact_mut(floats.max(1))) {
+                let pair = self.pairs.number(filter, block);
                 for (tap, to) in taps.iter().zip(to.chunks_exact_mut(self.adjoint.line())) {
                     let from = &from[(pair * self.taps + tap) * line..][..line];
                     transpose(from, to);

@@ -13,7 +13,7 @@ use super::{Fast, Packing};
 use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage, Work};
 use convoy_net::{Axis, Region, Shape};
 
-/// Numbers of transposed weights and of what Winograd's passes make on their way: pass `Transform(n)` writes `Internal(n)`.
+/// Numbers of transposed weights, of what Winograd's passes make on their way, and of sums of subtrees of leaves: pass `Transform(n)` writes `Internal(n)`.
 const TRANSPOSED: usize = 0;
 const FORWARD: [usize; 3] = [1, 2, 3];
 const BACKWARD: [usize; 3] = [4, 5, 6];
@@ -240,6 +240,7 @@ impl Windowed {
             pairs: &self.pairs(g),
             phases: &phases,
             kernel: self.kernel(),
+            sums: Operand::Internal(GRADIENT),
         })
     }
 
@@ -274,16 +275,31 @@ impl Windowed {
     }
 
     fn direct_weight_gradient(&self, g: &Geometry) -> Vec<Stage> {
-        let pass = self.weight_gradient(g);
-        vec![Stage {
+        let main = self.weight_gradient(g);
+        let mut stages = vec![Stage {
             pass: Pass::WeightGradient(0),
             reads: vec![Operand::Input(0), Operand::OutputGradient],
             writes: vec![Operand::ParameterGradient(0)],
             makes: vec![],
-            tiles: pass.tiles(),
-            scratch: pass.scratch(),
-            work: pass.work,
-        }]
+            tiles: main.tiles(),
+            scratch: main.scratch(),
+            work: main.work,
+        }];
+        if let Some((fold, bytes)) = main.fold() {
+            stages[0].pass = Pass::Transform(GRADIENT);
+            stages[0].writes = vec![Operand::Internal(GRADIENT)];
+            stages[0].makes = vec![Make::Internal { number: GRADIENT, bytes }];
+            stages.push(Stage {
+                pass: Pass::WeightGradient(0),
+                reads: vec![Operand::Internal(GRADIENT)],
+                writes: vec![Operand::ParameterGradient(0)],
+                makes: vec![],
+                tiles: fold.tiles(),
+                scratch: fold.scratch(),
+                work: fold.work(),
+            });
+        }
+        stages
     }
 
     fn direct_input_gradient(&self, g: &Geometry) -> Vec<Stage> {
@@ -363,7 +379,14 @@ impl Fast for Windowed {
         }
         match pass {
             Pass::Forward => Box::new(self.forward_pass(g)),
-            Pass::WeightGradient(0) => Box::new(self.weight_gradient(g)),
+            Pass::Transform(GRADIENT) => Box::new(self.weight_gradient(g)),
+            Pass::WeightGradient(0) => {
+                let main = self.weight_gradient(g);
+                match main.fold() {
+                    Some((fold, _)) => Box::new(fold),
+                    None => Box::new(main),
+                }
+            }
             Pass::WeightGradient(1) => Box::new(self.bias_gradient(g)),
             Pass::Transform(TRANSPOSED) => Box::new(self.transpose(g)),
             Pass::InputGradient(0) => Box::new(self.input_gradient(g)),

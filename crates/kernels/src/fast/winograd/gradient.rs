@@ -9,8 +9,9 @@
 use super::{Grid, PAIR, Size, Windows, at_once, even, lines, plane};
 use crate::fast::fold;
 use crate::fast::isa::{Isa, isa};
-use crate::fast::leaves::Leaves;
+use crate::fast::leaves::{Leaves, Subtrees};
 use crate::fast::sweep::{Start, Step, Sweep};
+use crate::fast::tiles;
 use crate::fast::weights::Pairs;
 use crate::{BLOCK, Kernel, Layout, Make, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, Region};
@@ -19,8 +20,6 @@ use std::ptr::null;
 
 /// Tiles of one run of a product.
 const RUN: usize = 128;
-/// Tiles that the main stage should have.
-const TILES: usize = 16;
 /// Outer and inner blocks of a part. Inputs are brought to planes again for every part of a row, gradients for every part of a
 /// column; sums in planes should not be too large.
 const OUTER: usize = 8;
@@ -49,7 +48,7 @@ impl Gradient<'_> {
     pub fn stages(&self) -> Vec<Stage> {
         let sums = Operand::Internal(self.number);
         let main = Parts::new(self);
-        let whole = main.subtrees.len() == 1;
+        let whole = main.subtrees.is_whole();
         let mut stages = vec![Stage {
             pass: if whole { Pass::WeightGradient(0) } else { Pass::Transform(self.number) },
             reads: vec![Operand::Input(0), Operand::OutputGradient],
@@ -80,7 +79,7 @@ impl Gradient<'_> {
             Pass::Transform(number) if number == self.number => Some(Box::new(Parts::new(self))),
             Pass::WeightGradient(0) => {
                 let main = Parts::new(self);
-                if main.subtrees.len() == 1 { Some(Box::new(main)) } else { Some(Box::new(main.fold())) }
+                if main.subtrees.is_whole() { Some(Box::new(main)) } else { Some(Box::new(main.fold())) }
             }
             _ => None,
         }
@@ -107,11 +106,13 @@ struct Parts {
     block: usize,
     rows: Vec<u32>,
     lines: Vec<u32>,
-    /// Leaves of each subtree; without those that have no samples, unless all have none.
-    subtrees: Vec<Range<usize>>,
-    /// Per subtree, whether it has no samples.
-    empty: Vec<bool>,
+    subtrees: Subtrees,
     to: Operand,
+}
+
+/// Operations of the products of so many pairs of blocks.
+fn flops(grid: &Grid, size: Size, pairs: usize) -> f64 {
+    2.0 * (grid.len() * size.planes() * pairs * PAIR) as f64
 }
 
 impl Parts {
@@ -134,21 +135,10 @@ impl Parts {
         let longest = leaves.iter().map(|l| l.len()).max().unwrap_or(0);
         let block = even(longest, at_once(spec.size, inner + outer));
 
+        let flops = flops(&grid, spec.size, inners * outers);
         let parts = outers.div_ceil(outer) * inners.div_ceil(inner);
-        let mut size = spec.leaves.next_power_of_two();
-        while size > 1 && parts * spec.leaves.div_ceil(size) < TILES {
-            size /= 2;
-        }
-        // Whole subtrees: the tree splits at powers of two.
-        let range = |first: usize| first..(first + size).min(spec.leaves);
-        let all: Vec<Range<usize>> = (0..spec.leaves).step_by(size).map(range).collect();
-        let empty: Vec<bool> = all.iter().map(|subtree| leaves[subtree.clone()].iter().all(|l| l.is_empty())).collect();
-        let some = all.iter().zip(&empty).filter(|(_, empty)| !**empty).map(|(subtree, _)| subtree.clone());
-        let subtrees: Vec<Range<usize>> = match empty.iter().filter(|empty| !**empty).count() {
-            // What is in one subtree is all there is.
-            0 | 1 => std::iter::once(0..spec.leaves).collect(),
-            _ => some.collect(),
-        };
+        let empty: Vec<bool> = leaves.iter().map(|l| l.is_empty()).collect();
+        let subtrees = Subtrees::new(&empty, parts, tiles::enough(tiles::of_flops(flops)));
         Parts {
             isa,
             size: spec.size,
@@ -162,15 +152,14 @@ impl Parts {
             block,
             rows: (0..inner * BLOCK).map(|c| (c / BLOCK * block * BLOCK + c % BLOCK) as u32).collect(),
             lines: lines(inner * BLOCK),
-            to: if subtrees.len() == 1 { Operand::ParameterGradient(0) } else { Operand::Internal(spec.number) },
+            to: if subtrees.is_whole() { Operand::ParameterGradient(0) } else { Operand::Internal(spec.number) },
             subtrees,
-            empty,
         }
     }
 
     /// The last stage, where subtrees are folded.
     fn fold(&self) -> Leaves {
-        Leaves::new(self.to, self.len(), self.empty.iter().copied())
+        self.subtrees.fold(self.to, self.len())
     }
 
     /// Floats of the gradient.
@@ -180,11 +169,11 @@ impl Parts {
 
     /// Of all subtrees.
     fn bytes(&self) -> usize {
-        4 * self.subtrees.len() * self.len()
+        4 * self.subtrees.ranges.len() * self.len()
     }
 
     fn tiles(&self) -> usize {
-        self.subtrees.len() * self.outers.div_ceil(self.outer) * self.inners.div_ceil(self.inner)
+        self.subtrees.ranges.len() * self.outers.div_ceil(self.outer) * self.inners.div_ceil(self.inner)
     }
 
     /// Floats of the planes of so many blocks of the tiles taken at once.
@@ -198,16 +187,15 @@ impl Parts {
     }
 
     fn scratch(&self) -> usize {
-        let longest = self.subtrees.iter().map(|leaves| leaves.len()).max().unwrap_or(1);
         self.planes(self.inner)
             + self.planes(self.outer)
             + self.outer * self.sums()
-            + fold::levels(longest) * self.outer * self.inner * TAPS
+            + fold::levels(self.subtrees.longest()) * self.outer * self.inner * TAPS
     }
 
     fn work(&self) -> Work {
         let grid = &self.input.grid;
-        let flops = 2.0 * (grid.len() * self.size.planes() * self.inners * self.outers * PAIR) as f64;
+        let flops = flops(grid, self.size, self.inners * self.outers);
         let points = grid.region.len() / grid.region.size(Axis::Channel).max(1);
         let read = 4 * points * (self.inners + self.outers) * BLOCK;
         Work { flops, bytes: (read + self.bytes()) as f64 }
@@ -308,7 +296,7 @@ impl Parts {
 
 impl Kernel for Parts {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
-        let (subtree, tile) = (tile % self.subtrees.len(), tile / self.subtrees.len());
+        let (subtree, tile) = (tile % self.subtrees.ranges.len(), tile / self.subtrees.ranges.len());
         let columns = self.inners.div_ceil(self.inner);
         let part = |number: usize, size: usize, all: usize| number * size..((number + 1) * size).min(all);
         let outer = part(tile / columns, self.outer, self.outers);
@@ -321,7 +309,7 @@ impl Kernel for Parts {
             *level = &mut buffer[..len];
         }
         let any = fold::tree(
-            self.subtrees[subtree].clone(),
+            self.subtrees.ranges[subtree].clone(),
             &mut levels,
             &|l| self.leaves[l].is_empty(),
             &mut |l, into: &mut &mut [f32]| self.leaf(l, (&outer, &inner), operands, (planes, sums), into),
