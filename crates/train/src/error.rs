@@ -34,10 +34,18 @@ pub enum Error {
     #[error("`{field}` is a field of kind \"{belongs}\", not of \"{kind}\"")]
     ForeignField { field: &'static str, kind: String, belongs: &'static str },
     #[error(
-        "the loss became {loss} at step {step}, {}\n  help: a smaller learning rate than {learning_rate}, or a warm-up",
-        layer.as_ref().map_or("at the output".into(), |l| format!("layer `{l}` is the first whose weights are no numbers any more"))
+        "checkpoint of step {step}: it was written by another job\n  help: the job it was written by, or a new run"
     )]
-    NotFinite { step: u64, loss: f64, layer: Option<String>, learning_rate: f32 },
+    OtherJob { step: u64 },
+    #[error("{found} at step {step}, {broken}\n  help: a smaller learning rate than {learning_rate:?}, or a warm-up")]
+    NotFinite { step: u64, found: NotFinite, broken: Broken, learning_rate: f32 },
+    #[error("{} no class of the network, which are 0 to {}", labels(*bad, what, *number), classes.saturating_sub(1))]
+    Labels { bad: u64, what: &'static str, number: u64, classes: usize },
+    #[error(
+        "no label of epoch {epoch} counts, all of them are {ignored}, which is ignored\n  \
+         help: other data, or another label to ignore"
+    )]
+    NothingCounts { epoch: u64, ignored: u32 },
     #[error(transparent)]
     Network(#[from] convoy_net::Error),
     #[error(transparent)]
@@ -50,9 +58,53 @@ impl Error {
         matches!(self, Error::Engine(convoy_engine::Error::Communication(convoy_comm::Error::Ended { .. })))
     }
 
+    /// Whether a run that goes on after its last checkpoint would only meet it again.
+    pub fn would_recur(&self) -> bool {
+        matches!(self, Error::NotFinite { .. } | Error::Labels { .. } | Error::NothingCounts { .. })
+    }
+
     /// What the operating system refused to do.
     pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         move |cause| Error::File { action, path: path.to_path_buf(), cause }
+    }
+}
+
+/// What is not a number any more.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NotFinite {
+    Loss(f64),
+    TestLoss(f64),
+    /// A step whose loss was still a number broke the weights.
+    Weights,
+}
+
+impl fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            NotFinite::Loss(loss) => write!(f, "the loss became {loss}"),
+            NotFinite::TestLoss(loss) => write!(f, "the loss on the test data became {loss}"),
+            NotFinite::Weights => write!(f, "weights became too large"),
+        }
+    }
+}
+
+/// Where numbers end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Broken {
+    /// The first layer, in the network's order, with weights that are none.
+    Weights { layer: String },
+    /// All weights are numbers; the last layer gives the output that is not, or is too large for the loss.
+    Output { layer: String },
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Broken::Weights { layer } => {
+                write!(f, "layer `{layer}` is the first whose weights are no numbers any more")
+            }
+            Broken::Output { layer } => write!(f, "in the output, which layer `{layer}` gives"),
+        }
     }
 }
 
@@ -66,6 +118,11 @@ fn help(cause: &io::Error) -> &'static str {
 
 fn count(tensors: usize) -> String {
     if tensors == 1 { "1 tensor does".into() } else { format!("{tensors} tensors do") }
+}
+
+fn labels(bad: u64, what: &str, number: u64) -> String {
+    let (label, names) = if bad == 1 { ("label", "names") } else { ("labels", "name") };
+    format!("{bad} {label} of {what} {number} {names}")
 }
 
 /// A list, each entry on a line of its own below the sentence.

@@ -4,7 +4,7 @@
 //! [`Evaluation::outputs`] are all it.
 
 use crate::checkpoint::EpochSums;
-use crate::data::{Dataset, Loader, LoaderOptions, Normalise, Order, Part};
+use crate::data::{self, Dataset, Loader, LoaderOptions, Normalise, Order, Part};
 use crate::metrics::Scores;
 use crate::weights::Weights;
 use crate::{Error, Optimizer, state};
@@ -140,22 +140,53 @@ pub(crate) fn pass(engine: &mut Engine, over: Over, each: Each) -> Result<(), Er
         let sums =
             engine.step(program, Batch { images: &loaded.images, targets: &loaded.targets }, Moment::default())?;
         let measured = measure(&network.loss, sums);
+        if !unlabelled {
+            check_labels(&measured, "batch", loaded.step + 1, network)?;
+            check_numbers(&measured, &loader, &loaded)?;
+        }
         loader.give_back(loaded);
         each(engine, program, &measured);
     }
     Ok(())
 }
 
+/// Labels that name no class are an error of the data.
+pub(crate) fn check_labels(
+    measured: &Measured,
+    what: &'static str,
+    number: u64,
+    network: &Network,
+) -> Result<(), Error> {
+    if measured.bad == 0.0 {
+        return Ok(());
+    }
+    let classes = network.shapes(1)?.last().map_or(0, |output| output.channels());
+    Err(Error::Labels { bad: measured.bad as u64, what, number, classes })
+}
+
+/// Where a loss is no number, a look at the data that it was computed from.
+pub(crate) fn check_numbers(measured: &Measured, loader: &Loader, batch: &data::Batch) -> Result<(), Error> {
+    if is_broken(measured) { Ok(loader.check_numbers(batch)?) } else { Ok(()) }
+}
+
+/// Whether there is a loss and it is no number. Where no label counts there is none, and nothing wrong with it.
+pub(crate) fn is_broken(measured: &Measured) -> bool {
+    measured.count > 0.0 && !measured.loss.is_finite()
+}
+
 /// Adds what a batch gave.
 pub(crate) fn add(sums: &mut EpochSums, measured: &Measured) {
+    if measured.count == 0.0 {
+        return;
+    }
     sums.samples += measured.count as u64;
     sums.loss += measured.loss * measured.count;
     sums.top1 += measured.top1 as u64;
     sums.top5 += measured.top5 as u64;
 }
 
-/// Means over what was added.
+/// Means over what was added; NaN where nothing was.
 pub(crate) fn scores(sums: &EpochSums) -> Scores {
-    let n = sums.samples.max(1) as f64;
+    let n = sums.samples as f64;
     Scores { loss: sums.loss / n, top1: sums.top1 as f64 / n, top5: sums.top5 as f64 / n }
 }

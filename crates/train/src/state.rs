@@ -101,7 +101,7 @@ fn get(engine: &Engine, network: &Network, place: &Place, what: What, name: Stri
 }
 
 /// The first layer with a parameter that is not a number any more.
-pub fn first_not_finite(engine: &Engine, network: &Network) -> Option<String> {
+pub(crate) fn first_not_finite(engine: &Engine, network: &Network) -> Option<String> {
     let broken = |p: &Place| {
         let memory = engine.kept(What::Parameter(p.layer, p.number));
         memory.is_some_and(|m| m.iter().any(|v| !v.is_finite()))

@@ -7,13 +7,13 @@
 
 use crate::checkpoint::{Checkpoint, EpochSums};
 use crate::data::{self, DataError, Dataset, Loader, LoaderOptions, Normalise, Order, Part};
-use crate::evaluate::{Over, add, last_batch, part, pass, scores};
+use crate::evaluate::{Over, add, check_labels, check_numbers, is_broken, last_batch, part, pass, scores};
 use crate::metrics::{MetricsLine, MetricsLog, Scores};
 use crate::optimizer::Optimizer;
 use crate::run_folder::RunFolder;
 use crate::schedule::Schedule;
 use crate::weights::Weights;
-use crate::{Error, digest, layer_digests, state};
+use crate::{Broken, Error, NotFinite, digest, fit, layer_digests, state};
 use convoy_comm::Communicator;
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::fast::{Measured, measure};
@@ -66,6 +66,19 @@ impl Setup {
             Ok(Engine::planned_bytes(&programs, self.threads) as u64)
         };
         (0..self.strategy.ranks).map(of_rank).collect()
+    }
+
+    /// Whether what a run starts from is its own and fits the network.
+    fn check_start(&self) -> Result<(), Error> {
+        let (weights, origin) = match &self.start {
+            Start::Fresh => return Ok(()),
+            Start::Weights(weights) => (weights, "the weights to start from".to_string()),
+            Start::Checkpoint(checkpoint) if checkpoint.job_digest != self.job_digest => {
+                return Err(Error::OtherJob { step: checkpoint.step });
+            }
+            Start::Checkpoint(checkpoint) => (&checkpoint.weights, format!("checkpoint of step {}", checkpoint.step)),
+        };
+        fit(&state::wanted(&self.network), weights, &origin).map(drop)
     }
 }
 
@@ -133,6 +146,7 @@ pub struct Outcome {
 
 /// Trains. `stop` asks for an early end: a checkpoint is written and the call returns.
 pub fn train(setup: &Setup, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, Error> {
+    setup.check_start()?;
     let mut communicators = convoy_comm::threads(setup.strategy.ranks);
     let others = communicators.split_off(1);
     let first = communicators.pop().expect("bug: no rank");
@@ -148,10 +162,12 @@ pub fn train(setup: &Setup, stop: &AtomicBool, observer: &mut dyn Observer) -> R
                     all.planned_bytes.extend(one.planned_bytes);
                     Ok(all)
                 }
-                // A rank that ended because another did is not the cause.
-                (Err(error), Ok(_)) => Err(error),
-                (Ok(_), Err(error)) => Err(error),
-                (Err(first), Err(second)) => Err(if first.is_consequence() { second } else { first }),
+                (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
+                // A rank that ended because another did is not the cause; nor is a loss, where a rank has seen bad data.
+                (Err(first), Err(second)) => {
+                    let is_cause = !second.is_consequence() && matches!(first, Error::NotFinite { .. });
+                    Err(if first.is_consequence() || is_cause { second } else { first })
+                }
             };
         }
         outcome
@@ -312,17 +328,20 @@ impl<'a> Member<'a> {
                 learning_rate: learning_rate as f64,
                 seconds,
             })?;
-            if setup.digest_every > 0 && step % setup.digest_every == 0 {
+            let epoch_ends = step % self.steps_per_epoch == 0;
+            let is_tested = epoch_ends || step == setup.steps;
+            if is_tested || (setup.digest_every > 0 && step % setup.digest_every == 0) {
                 self.write_digests(step)?;
             }
             let (steps, steps_per_epoch) = (setup.steps, self.steps_per_epoch);
             observer.step(&StepReport { step, steps, steps_per_epoch, loss: train_loss, learning_rate, seconds });
-            let epoch_ends = step % self.steps_per_epoch == 0;
-            if epoch_ends || step == setup.steps {
-                test = self.test()?;
+            if is_tested {
+                if let (true, 0, Some(ignored)) = (epoch_ends, sums.samples, setup.network.loss.ignored()) {
+                    return Err(Error::NothingCounts { epoch, ignored });
+                }
+                test = self.test(step)?;
                 let wait_seconds = loader.waited_seconds() - epoch_began.2;
                 let train = scores(&sums);
-                self.write_digests(step)?;
                 self.write(&MetricsLine::Epoch { epoch, step, train, test, seconds: sums.seconds, wait_seconds })?;
                 let images =
                     if epoch_ends { setup.train.len() } else { (step % steps_per_epoch) as usize * setup.batch };
@@ -342,9 +361,11 @@ impl<'a> Member<'a> {
             }
             let every = setup.checkpoint_every;
             if every > 0 && step < setup.steps && (epoch_ends || step % every == 0) {
+                self.check_weights(step)?;
                 self.save(step, &sums)?;
             }
         }
+        self.check_weights(step)?;
         if stopped || (setup.checkpoint_every > 0 && setup.run.is_some()) {
             self.save(step, &sums)?;
         }
@@ -380,16 +401,34 @@ impl<'a> Member<'a> {
         let moment = Moment { seed: self.setup.seed, step, learning_rate };
         let sums = self.engine.step(program, Batch { images: &batch.images, targets: &batch.targets }, moment)?;
         let measured = measure(&self.setup.network.loss, sums);
+        check_labels(&measured, "step", step + 1, &self.setup.network)?;
+        check_numbers(&measured, loader, &batch)?;
         loader.give_back(batch);
-        if !measured.loss.is_finite() {
-            let layer = state::first_not_finite(&self.engine, &self.setup.network);
-            return Err(Error::NotFinite { step: step + 1, loss: measured.loss, layer, learning_rate });
+        match is_broken(&measured) {
+            true => Err(self.not_finite(step + 1, NotFinite::Loss(measured.loss))),
+            false => Ok(measured),
         }
-        Ok(measured)
+    }
+
+    /// Whether all weights are numbers: others are neither kept nor given away.
+    fn check_weights(&self, step: u64) -> Result<(), Error> {
+        match state::first_not_finite(&self.engine, &self.setup.network) {
+            Some(_) => Err(self.not_finite(step, NotFinite::Weights)),
+            None => Ok(()),
+        }
+    }
+
+    fn not_finite(&self, step: u64, found: NotFinite) -> Error {
+        let setup = self.setup;
+        let last = setup.network.layers.last().map_or(String::new(), |layer| layer.name.clone());
+        let weights = state::first_not_finite(&self.engine, &setup.network);
+        let broken = weights.map_or(Broken::Output { layer: last }, |layer| Broken::Weights { layer });
+        let learning_rate = setup.schedule.rate(step.saturating_sub(1), self.steps_per_epoch, setup.steps);
+        Error::NotFinite { step, found, broken, learning_rate }
     }
 
     /// Scores on the test data, with running statistics.
-    fn test(&mut self) -> Result<Option<Scores>, Error> {
+    fn test(&mut self, step: u64) -> Result<Option<Scores>, Error> {
         let Some(test) = &self.setup.test else { return Ok(None) };
         let options = LoaderOptions {
             batch: self.test_batch,
@@ -401,7 +440,11 @@ impl<'a> Member<'a> {
         let over = Over { network, data: test.clone(), options, programs: [TEST, TEST_LAST], unlabelled: false };
         let mut sums = EpochSums::default();
         pass(&mut self.engine, over, &mut |_, _, measured| add(&mut sums, measured))?;
-        Ok(Some(scores(&sums)))
+        let scores = scores(&sums);
+        match sums.samples > 0 && !scores.loss.is_finite() {
+            true => Err(self.not_finite(step, NotFinite::TestLoss(scores.loss))),
+            false => Ok(Some(scores)),
+        }
     }
 
     fn write_digests(&mut self, step: u64) -> Result<(), Error> {

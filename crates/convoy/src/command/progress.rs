@@ -64,23 +64,35 @@ impl Progress {
     }
 
     fn scores(&self, scores: &Scores) -> String {
-        match self.has_classes {
-            true => format!("loss {:.4}, accuracy {}", scores.loss, percent(scores.top1)),
-            false => format!("loss {:.6}", scores.loss),
-        }
+        about_scores(scores, self.has_classes)
     }
+}
+
+/// Loss and, where there are classes, accuracy.
+pub fn about_scores(scores: &Scores, has_classes: bool) -> String {
+    match has_classes {
+        _ if scores.loss.is_nan() => about_loss(scores.loss),
+        true => format!("{}, accuracy {}", about_loss(scores.loss), percent(scores.top1)),
+        false => format!("loss {:.6}", scores.loss),
+    }
+}
+
+/// A loss that is no number is an error, unless there is none.
+fn about_loss(loss: f64) -> String {
+    if loss.is_nan() { "no label counts".into() } else { format!("loss {loss:.4}") }
 }
 
 impl Observer for Progress {
     fn step(&mut self, report: &StepReport) {
         if let Some(bar) = &self.bar {
             bar.set_position(report.step);
-            bar.set_message(format!("loss {:.4}, ", report.loss));
+            bar.set_message(about_loss(report.loss) + ", ");
         } else if self.last_line.elapsed() > SILENCE {
             let images = (report.step - self.last_step) * self.batch;
             let rate = images as f64 / self.last_line.elapsed().as_secs_f64();
             let (step, steps) = (grouped(report.step), grouped(report.steps));
-            self.line(&format!("step {step} of {steps}: loss {:.4}, {rate:.0} images/s", report.loss), report.step);
+            let loss = about_loss(report.loss);
+            self.line(&format!("step {step} of {steps}: {loss}, {rate:.0} images/s"), report.step);
         }
     }
 

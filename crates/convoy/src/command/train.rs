@@ -1,13 +1,13 @@
 //! `convoy train`: a job from start, or from where it was interrupted, to a trained network.
 
-use super::progress::Progress;
+use super::progress::{Progress, about_scores};
 use super::{field_arguments, json_argument, lay_flags, path, path_argument, say, warn};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::machine;
 use crate::ready::Ready;
 use crate::run::Run;
-use crate::words::{Sizes, bytes, count, grouped, percent, seconds};
+use crate::words::{Sizes, bytes, count, grouped, seconds};
 use clap::{ArgMatches, Command};
 use convoy_train::{Outcome, Scores, digest};
 use serde_json::{Value, json};
@@ -124,16 +124,15 @@ pub fn about_network(ready: &Ready) -> Result<String, Error> {
 
 /// An error with what is left of the run.
 fn kept(run: &Run, error: convoy_train::Error) -> Error {
-    let broke = matches!(error, convoy_train::Error::NotFinite { .. });
     let newest = run.folder().checkpoints(1).newest().ok().map(|found| found.checkpoint.step);
-    Error::InRun { run: run.folder().path().into(), newest, resumable: !broke, error: Arc::new(error) }
+    Error::InRun { run: run.folder().path().into(), newest, resumable: !error.would_recur(), error: Arc::new(error) }
 }
 
 /// How it ended, for people and for programs.
 fn conclude(run: &Run, outcome: &Outcome, as_json: bool) -> Result<(), Error> {
     let folder = shown(run.folder().path());
     let scores = match &outcome.test {
-        Some(test) => format!(", test {}", about_scores(test, run.ready())),
+        Some(test) => format!(", test {}", about_scores(test, run.ready().network.loss.takes_labels())),
         None => String::new(),
     };
     if outcome.stopped {
@@ -153,14 +152,6 @@ fn conclude(run: &Run, outcome: &Outcome, as_json: bool) -> Result<(), Error> {
         say(&object(run, outcome).to_string())?;
     }
     Ok(())
-}
-
-/// Loss and, where there are classes, accuracy.
-pub fn about_scores(scores: &Scores, ready: &Ready) -> String {
-    match ready.network.loss.takes_labels() {
-        true => format!("accuracy {}, loss {:.4}", percent(scores.top1), scores.loss),
-        false => format!("loss {:.6}", scores.loss),
-    }
 }
 
 fn object(run: &Run, outcome: &Outcome) -> Value {

@@ -9,7 +9,7 @@
 //! Knows nothing of file formats.
 
 use super::contents::Contents;
-use super::{DataError, Dataset, check_read, hash_header};
+use super::{DataError, Dataset, Half, check_read, hash_header};
 use convoy_net::{Axis, Region, Shape};
 
 /// The type of the numbers in a file; little-endian where they have several bytes.
@@ -284,6 +284,19 @@ impl Dataset for Arrays {
                 labels.read(index, region, into)?;
                 possible.check(labels, index, region, into)
             }
+        }
+    }
+
+    fn not_finite(&self, index: usize, half: Half, value: f32) -> DataError {
+        let array = match (half, &self.targets) {
+            (Half::Target, Targets::Values(values)) => Ok((values, index)),
+            _ => self.find(index),
+        };
+        match array {
+            Ok((array, sample)) => {
+                DataError::NotFinite { path: Some(array.contents.path.clone()), what: half.name(), sample, value }
+            }
+            Err(error) => error,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What can be wrong with data.
 
 use convoy_net::{Region, Shape};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Every kind of data that [`DataSpec::parse`](super::DataSpec::parse) knows, as people write it.
 pub const SOURCES: &str =
@@ -55,8 +55,8 @@ pub enum DataError {
     Region { region: Box<Region>, shape: Shape },
     #[error("{found} numbers were given to hold a region of {wanted}")]
     Buffer { found: usize, wanted: usize },
-    #[error("sample {sample} holds {value}, which is no number to compute with")]
-    NotFinite { sample: usize, value: f32 },
+    #[error("{}{what} {sample} holds {value}, which is no number to compute with", file(path.as_deref()))]
+    NotFinite { path: Option<PathBuf>, what: &'static str, sample: usize, value: f32 },
     #[error("normalisation has {found} {what}, images have {channels} channels")]
     Normalise { what: &'static str, found: usize, channels: usize },
     #[error("channel {channel} has a deviation of {found}, wanted a number above 0")]
@@ -71,4 +71,8 @@ pub enum DataError {
     Panicked { step: u64, cause: String },
     #[error("cannot start a thread that prepares batches: {error}")]
     Thread { error: std::io::Error },
+}
+
+fn file(path: Option<&Path>) -> String {
+    path.map_or(String::new(), |path| format!("file `{}`: ", path.display()))
 }

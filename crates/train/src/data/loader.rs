@@ -11,7 +11,7 @@
 //! Knows nothing of layouts: images are dense, as the files have them.
 
 use super::augment::Warp;
-use super::{Augment, DataError, Dataset, Normalise, Order};
+use super::{Augment, DataError, Dataset, Half, Normalise, Order};
 use convoy_net::{Axis, Region, Shape};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -250,6 +250,19 @@ impl Loader {
         self.next_step += 1;
         self.shared.room.notify_one();
         batch
+    }
+
+    /// Whether a batch of this loader holds nothing but numbers.
+    pub fn check_numbers(&self, batch: &Batch) -> Result<(), DataError> {
+        let part = self.shared.part_of(batch.samples.len());
+        let halves = [(Half::Image, part.images, &batch.images), (Half::Target, part.targets, &batch.targets)];
+        for (half, part, values) in halves {
+            if let Some(nth) = values.iter().position(|value| !value.is_finite()) {
+                let sample = samples_of(&part, &batch.samples)[nth / part.with(Axis::Sample, 0, 1).len()];
+                return Err(self.shared.dataset.not_finite(sample, half, values[nth]));
+            }
+        }
+        Ok(())
     }
 
     /// Takes a batch back, to be filled again.

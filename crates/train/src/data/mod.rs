@@ -81,6 +81,11 @@ pub trait Dataset: Send + Sync {
     /// Reads a region of a sample's target, as [`read_image`](Dataset::read_image) does.
     fn read_target(&self, index: usize, region: &Region, into: &mut [f32]) -> Result<(), DataError>;
 
+    /// The error of a sample that holds what is no number.
+    fn not_finite(&self, index: usize, half: Half, value: f32) -> DataError {
+        DataError::NotFinite { path: None, what: half.name(), sample: index, value }
+    }
+
     /// 64 hexadecimal digits that are the same where the data is the same: ranks compare them before the first step, a
     /// resumed run with the one it continues. Of very large data it sees all names and sizes, but not every byte.
     fn digest(&self) -> Result<String, DataError>;
@@ -96,6 +101,22 @@ pub trait Dataset: Send + Sync {
         self.read_target(index, &Region::whole(target), &mut values)?;
         values.iter().for_each(|x| _ = hasher.update(&x.to_le_bytes()));
         Ok(hasher.finalize().to_hex().to_string())
+    }
+}
+
+/// The two halves of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    Image,
+    Target,
+}
+
+impl Half {
+    fn name(self) -> &'static str {
+        match self {
+            Half::Image => "image",
+            Half::Target => "target",
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Normalisation: per channel, values become multiples of the deviation from the mean.
 
-use super::{DataError, Dataset};
+use super::{DataError, Dataset, Half};
 use convoy_net::{Axis, Region, Shape};
 
 /// At most this many samples are measured, evenly spaced over the data.
@@ -120,7 +120,7 @@ fn measure_sample(dataset: &dyn Dataset, index: usize) -> Result<Vec<Moments>, D
                 let points = strip.shape().points();
                 let plane = &values[channel * points..][..points];
                 if let Some(&value) = plane.iter().find(|x| !x.is_finite()) {
-                    return Err(DataError::NotFinite { sample: index, value });
+                    return Err(dataset.not_finite(index, Half::Image, value));
                 }
                 all.join(Moments::of(plane));
             }

@@ -1,6 +1,6 @@
 //! A part of the samples of a data set: how a test part is made where there is none.
 
-use super::{DataError, Dataset};
+use super::{DataError, Dataset, Half};
 use convoy_net::{Region, Shape};
 use std::sync::Arc;
 
@@ -62,6 +62,10 @@ impl Dataset for Subset {
 
     fn read_target(&self, index: usize, region: &Region, into: &mut [f32]) -> Result<(), DataError> {
         self.whole.read_target(self.whole_index(index)?, region, into)
+    }
+
+    fn not_finite(&self, index: usize, half: Half, value: f32) -> DataError {
+        self.whole_index(index).map_or_else(|error| error, |index| self.whole.not_finite(index, half, value))
     }
 
     fn digest(&self) -> Result<String, DataError> {
