@@ -210,8 +210,7 @@ impl Draft {
         let job = self.sound_job();
         let impossible = job.as_ref().map(Job::verify).unwrap_or_default();
         errors.extend(self.located(Errors(impossible)).0);
-        errors.sort_by_key(|error| if let Error::Field { place, .. } = error { place.line() } else { 0 });
-        if errors.is_empty() { Ok(job?) } else { Err(Errors(errors)) }
+        if errors.is_empty() { Ok(job?) } else { Err(Errors(errors).by_line()) }
     }
 
     /// The job of all that is sound, with defaults for the rest: what can still be checked when something is wrong.
@@ -221,11 +220,10 @@ impl Draft {
         Job::from_table(sound.table())
     }
 
-    /// Sections that have errors.
-    pub(crate) fn broken_sections(&self) -> Vec<&'static str> {
+    /// Fields that have errors.
+    pub(crate) fn broken(&self) -> Vec<&'static str> {
         let of_entry = |(key, entry): (&&'static str, &Entry)| entry.flaw(key, self).map(|_| *key);
-        let broken = self.entries.iter().filter_map(of_entry).filter_map(Field::find).map(Field::section);
-        broken.collect()
+        self.entries.iter().filter_map(of_entry).collect()
     }
 
     fn flaws(&self) -> Vec<Error> {

@@ -140,6 +140,12 @@ impl<E: Into<Error>> From<E> for Errors {
 }
 
 impl Errors {
+    /// The same in the order of a file's lines; what has none comes first, flags last.
+    pub(crate) fn by_line(mut self) -> Errors {
+        self.0.sort_by_key(|error| if let Error::Field { place, .. } = error { place.line() } else { 0 });
+        self
+    }
+
     /// 2 where the command line itself is wrong, else 1.
     pub fn exit_code(&self) -> u8 {
         if self.0.iter().all(|error| matches!(error, Error::Usage(_))) { 2 } else { 1 }

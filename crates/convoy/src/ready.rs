@@ -32,8 +32,14 @@ pub struct Ready {
 impl Ready {
     /// Makes everything a job needs, or tells all that is wrong.
     pub fn new(job: &Job) -> Result<Ready, Errors> {
-        let network = network(job)?;
-        Ready::with_network(job, network)
+        match network(job) {
+            Ok(network) => Ready::with_network(job, network),
+            Err(Errors(mut errors)) => {
+                let told: Vec<String> = errors.iter().map(Error::to_string).collect();
+                errors.extend(apart(job).into_iter().filter(|error| !told.contains(&error.to_string())));
+                Err(Errors(errors))
+            }
+        }
     }
 
     /// The same with a network that is there already.
@@ -46,12 +52,12 @@ impl Ready {
         let weights = job.train.weights.as_deref().map(|path| read_weights(path, &network));
         let weights = weights.and_then(|weights| note(&mut errors, "train.weights", weights));
         let (train, test) = data_of(job, &network, &mut errors)?;
+        note(&mut errors, "run.folder", check_folder(&job.run.folder));
         let (Some(train), Some(strategy), true) = (train, strategy, errors.is_empty()) else {
             return Err(Errors(errors));
         };
         let threads = job.parallel.threads.unwrap_or((machine::cores() / ranks).max(1));
-        let normalise = normalise(job, &*train, threads * ranks);
-        let normalise = normalise.map_err(|error| Error::at("data.normalise.kind", error))?;
+        let normalise = normalise(job, &*train, threads * ranks)?;
         let job = resolved(job, &network, threads, normalise.as_ref())?;
         Ok(Ready { job, network, strategy, train, test, normalise, weights })
     }
@@ -82,6 +88,36 @@ impl Ready {
 /// Keeps what is good and writes down what is not, as an error about a field.
 fn note<T, E: std::fmt::Display>(errors: &mut Vec<Error>, key: &str, result: Result<T, E>) -> Option<T> {
     result.map_err(|error| errors.push(Error::at(key, error))).ok()
+}
+
+/// What is wrong with the parts of a job by themselves, where there is no network to hold them against.
+pub fn apart(job: &Job) -> Vec<Error> {
+    let mut errors = vec![];
+    let options = open_options(job, &job.network.loss.unwrap_or_default(), None);
+    let train = data::open(&job.data.train, Split::Train, &options).map_err(Error::from);
+    let train = note(&mut errors, "data.train", train.map(Arc::from));
+    let parts = open_test(job, &options, train.clone());
+    let (train, _) = note(&mut errors, "data.test", parts).unwrap_or((train, None));
+    check_batch(job, train.as_deref(), &mut errors);
+    let weights = job.train.weights.as_deref().map_or(Ok(()), |path| safetensors::read_file(path).map(drop));
+    note(&mut errors, "train.weights", weights);
+    note(&mut errors, "run.folder", check_folder(&job.run.folder));
+    errors
+}
+
+/// Whether a folder is one, or can be made.
+fn check_folder(path: &Path) -> Result<(), String> {
+    let whole = std::path::absolute(path).unwrap_or(path.into());
+    match whole.ancestors().find(|path| path.exists()) {
+        Some(there) if !there.is_dir() => Err(format!("{} is not a folder", there.display())),
+        _ => Ok(()),
+    }
+}
+
+fn check_batch(job: &Job, train: Option<&dyn Dataset>, errors: &mut Vec<Error>) {
+    if let Some(len) = train.map(|train| train.len()).filter(|&len| len < job.train.batch) {
+        errors.push(Error::at("train.batch", DataError::Batch { batch: job.train.batch, len }));
+    }
 }
 
 /// The network of a job. What a model takes and tells apart is the data's where the job does not say.
@@ -188,15 +224,14 @@ fn data_of(job: &Job, network: &Network, errors: &mut Vec<Error>) -> Result<Part
     let options = open_options(job, &network.loss, Some(output(network)?));
     let train = data::open(&job.data.train, Split::Train, &options).map_err(Error::from);
     let train = train.and_then(|train| fits(&*train, network).map(|()| Arc::from(train)));
-    let parts = open_test(job, &options, note(errors, "data.train", train));
+    let train = note(errors, "data.train", train);
+    let parts = open_test(job, &options, train.clone());
     let parts = parts.and_then(|(train, test)| {
         test.as_deref().map_or(Ok(()), |test| fits(test, network))?;
         Ok((train, test))
     });
-    let (train, test) = note(errors, "data.test", parts).unwrap_or_default();
-    if let Some(len) = train.as_ref().map(|train| train.len()).filter(|&len| len < job.train.batch) {
-        errors.push(Error::at("train.batch", DataError::Batch { batch: job.train.batch, len }));
-    }
+    let (train, test) = note(errors, "data.test", parts).unwrap_or((train, None));
+    check_batch(job, train.as_deref(), errors);
     Ok((train, test))
 }
 
@@ -262,16 +297,16 @@ pub fn check_memory(batch: usize, planned: u64) -> Result<(), Error> {
 }
 
 /// What is done to each channel: as the job says; images are measured, arrays are taken as they are.
-pub fn normalise(job: &Job, train: &dyn Dataset, threads: usize) -> Result<Option<Normalise>, DataError> {
+pub fn normalise(job: &Job, train: &dyn Dataset, threads: usize) -> Result<Option<Normalise>, Error> {
     let usual = match job.data.train {
         DataSpec::Npy(_) | DataSpec::Synthetic { .. } => Normalisation::None,
         _ => Normalisation::Measure,
     };
     let normalise = match job.data.normalise.clone().unwrap_or(usual) {
         Normalisation::None => return Ok(None),
-        Normalisation::Measure => Normalise::measure(train, threads)?,
+        Normalisation::Measure => Normalise::measure(train, threads).map_err(|error| Error::at("data.train", error))?,
         Normalisation::Given { mean, deviation } => Normalise { mean, deviation },
     };
-    normalise.verify(train.sample_shape())?;
+    normalise.verify(train.sample_shape()).map_err(|error| Error::at("data.normalise.kind", error))?;
     Ok(Some(normalise))
 }

@@ -4,7 +4,7 @@ mod program;
 
 use convoy::{Draft, Run};
 use convoy_train::{Observer, StepReport, digest};
-use program::{Place, finish};
+use program::{PNG, Place, finish};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Command;
@@ -190,6 +190,13 @@ fn predictions_are_the_networks_outputs() {
     // Ten floats each, at the end of the file; an image's outputs do not depend on what else is in the batch.
     assert_eq!(all[all.len() - 40..], last[last.len() - 40..]);
     assert_ne!(all[all.len() - 40..], all[all.len() - 80..all.len() - 40]);
+    place.file("a.png", PNG);
+    place.file("b.png", PNG);
+    let table = place.good(&format!("predict {run} --input a.png b.png"));
+    let rows: Vec<&str> = table.lines().collect();
+    assert!(rows[0].starts_with("image  first"), "{table}");
+    assert!(rows[1].starts_with("a.png  ") && rows[2].starts_with("b.png  "), "{table}");
+    assert_eq!(rows[1][5..], rows[2][5..], "the same picture twice");
     let table = place.good(&format!("predict {run} --input x.npy"));
     assert_eq!(table.lines().count(), 4, "{table}");
     assert!(table.contains(" %"), "{table}");

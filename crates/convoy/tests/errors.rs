@@ -3,7 +3,7 @@
 mod program;
 
 use convoy_train::data::write_npy;
-use program::{Place, finish};
+use program::{PNG, Place, finish};
 use std::process::{Command, Stdio};
 
 /// What a command must say.
@@ -110,15 +110,37 @@ fn all_errors_are_told_at_once() {
     check(
         &place,
         "check job.toml --weights no.safetensors",
-        "error: job.toml, line 6, [parallel].strategy: strategy `sideways` is not one: \"sideways\" is no axis with a \
+        "error: job.toml, line 2, [train].batch: a batch of 20000 cannot be made of 9000 samples\n  \
+         help: a batch of 1 to 9000\n\
+         error: job.toml, line 6, [parallel].strategy: strategy `sideways` is not one: \"sideways\" is no axis with a \
          number of parts\n  help: data, spatial, or a product such as data:2,spatial:2x2\n\
-         error: --weights: cannot read no.safetensors\n  cause: No such file or directory (os error 2)\n\
-         error: job.toml, line 8, [data].test: cannot read `x`: No such file or directory (os error 2)",
+         error: job.toml, line 8, [data].test: cannot read `x`: No such file or directory (os error 2)\n\
+         error: --weights: cannot read no.safetensors\n  cause: No such file or directory (os error 2)",
     );
     // A draft that is wrong does not hide what else is.
     let errors = place.bad("check job.toml --lr 0 --seed -1");
     let starts: Vec<&str> = errors.lines().filter(|line| line.starts_with("error: ")).map(|l| &l[7..12]).collect();
-    assert_eq!(starts, ["--see", "--lr:", "job.t", "job.t"], "{errors}");
+    assert_eq!(starts, ["job.t", "job.t", "job.t", "--see", "--lr:"], "{errors}");
+    // Nor does a network that is not there, whether it is a word or a file.
+    place.file("file", "");
+    let others = "error: --data: cannot read `no`: No such file or directory (os error 2)\n\
+                  error: --test-data: cannot read `nor`: No such file or directory (os error 2)\n\
+                  error: --weights: cannot read no.safetensors\n  cause: No such file or directory (os error 2)\n\
+                  error: --folder: PLACE/file is not a folder\n";
+    let others = others.replace("PLACE", place.path().to_str().unwrap());
+    let flags = "--data idx:no --test-data idx:nor --weights no.safetensors --folder file/runs";
+    for network in ["--model lenett", "--network no.toml"] {
+        let errors = place.bad(&format!("check {network} {flags}"));
+        let rest: Vec<&str> =
+            errors.lines().filter(|line| !line.contains("lenet") && !line.contains("no.toml")).collect();
+        let rest: String = rest.iter().skip(rest.len() - 5).map(|line| format!("{line}\n")).collect();
+        assert_eq!(rest, others, "{errors}");
+    }
+    // A field that is wrong is told once, not also as the default that stands in for it.
+    write_npy(&place.path().join("x.npy"), &[4, 1, 28, 28], &[0.5; 4 * 784]).unwrap();
+    write_npy(&place.path().join("y.npy"), &[4, 10], &[0.5; 40]).unwrap();
+    let words = "check --data npy:x.npy,y.npy --loss mean-squared-error --batch 0";
+    check(&place, words, "error: --batch: 0 is not a whole number, 1 or more");
 }
 
 #[test]
@@ -158,6 +180,13 @@ fn files_that_are_missing_or_broken() {
     place.file("folder/train/dog/b.png", "no image");
     let error = place.bad("train --data folder:folder:32x32 --model resnet20 --batch 1");
     assert!(error.starts_with("error: --data: image `folder/train/cat/a.png` cannot be read"), "{error}");
+    // The first of each class say how many channels there are; the others are met when channels are measured.
+    place.file("folder/train/cat/a.png", PNG);
+    place.file("folder/train/cat/c.png", &PNG[..50]);
+    place.file("folder/train/dog/b.png", PNG);
+    let error = place.bad("check --data folder:folder:32x32 --model resnet20 --batch 1");
+    assert!(error.starts_with("error: --data: image `folder/train/cat/c.png` cannot be read: "), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
 
     place.file("x.npy", "\u{93}NUMPY no");
     place.file("w.safetensors", "no weights at all");
@@ -179,7 +208,7 @@ fn data_and_networks_that_do_not_fit() {
     );
     check(
         &place,
-        "train --data idx:idx",
+        "train --data idx:idx --batch 5",
         "error: [network].model: layer `c2` has a window of 5 along height, its padded input has only 2\n  \
          help: the data's images are 1x8x8; choose another model, or data of another size",
     );
@@ -231,6 +260,8 @@ fn weights_that_do_not_fit_are_all_listed() {
     assert_eq!(std::fs::read_dir(place.path().join("runs")).unwrap().count(), before);
     let image = vec![0.0; 28 * 28];
     write_npy(&place.path().join("x.npy"), &[1, 1, 27, 28], &image[..27 * 28]).unwrap();
+    let error = place.bad(&format!("predict {run} --input x.npy other.npy"));
+    assert_eq!(error, "error: `x.npy` is an array, and there are 2 files\n  help: one array, or image files only\n");
     place.file("y.npy", "precious");
     let error = place.bad(&format!("predict {run} --input x.npy --out y.npy"));
     assert_eq!(error, "error: --input: images are 1x27x28, the network `lenet` takes 1x28x28\n");
@@ -250,6 +281,37 @@ fn a_loss_that_is_no_number_stops_the_run() {
     let runs = place.runs();
     let [run] = &runs[..] else { panic!("{runs:?}") };
     assert!(run.join("metrics.jsonl").exists() && !run.join("model.safetensors").exists());
+}
+
+/// After the last step only the test shows what the weights are worth.
+#[test]
+fn a_test_loss_that_is_no_number_leaves_no_model() {
+    let place = Place::new();
+    let ran = place.run("train --lr 1e30 --steps 1 --batch 16");
+    assert_eq!(ran.code, Some(1));
+    let wanted = "error: the loss on the test data became NaN at step 1, in the output, which layer `f2` gives\n  \
+                  help: a smaller learning rate than 1e30, or a warm-up\n  kept: ";
+    assert!(ran.err.starts_with(wanted), "{}", ran.err);
+    assert!(!place.runs()[0].join("model.safetensors").exists());
+}
+
+#[test]
+fn numbers_in_data_that_are_none() {
+    let place = Place::new();
+    let mut values = vec![0.5; 6 * 784];
+    values[4 * 784 + 17] = f32::NAN;
+    write_npy(&place.path().join("x.npy"), &[6, 1, 28, 28], &values).unwrap();
+    write_npy(&place.path().join("y.npy"), &[6, 10], &[0.5; 60]).unwrap();
+    let job = "--data npy:x.npy,y.npy --loss mean-squared-error --batch 2 --test-data none";
+    let ran = place.run(&format!("train {job}"));
+    assert_eq!(ran.code, Some(1));
+    assert!(
+        ran.err.starts_with("error: file `x.npy`: image 4 holds NaN, which is no number to compute with\n"),
+        "{}",
+        ran.err
+    );
+    let error = place.bad(&format!("check {job} --normalise measure"));
+    assert!(error.starts_with("error: --data: file `x.npy`: image 4 holds NaN, "), "{error}");
 }
 
 /// Files may grow to so many blocks of 512 bytes (1,024 in some shells); beyond, writing fails as on a full disk.

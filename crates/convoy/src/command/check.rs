@@ -3,9 +3,9 @@
 use super::train::{about_network, draft};
 use super::{field_arguments, path_argument, say, warn};
 use crate::draft::Draft;
-use crate::error::{Error, Errors};
+use crate::error::{Error, Errors, Place};
 use crate::machine;
-use crate::ready::Ready;
+use crate::ready::{self, Ready};
 use crate::words::{bytes, count};
 use clap::{ArgMatches, Command};
 
@@ -28,17 +28,23 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let errors: Vec<Error> = all.collect();
     match ready {
         Ok(Some(ready)) if errors.is_empty() => tell(&ready).map_err(|errors| draft.located(errors)),
-        _ => Err(Errors(errors)),
+        _ => Err(Errors(errors).by_line()),
     }
 }
 
-/// What else is wrong, when the draft itself is: as far as it can be told from the sections that are sound.
+/// What else is wrong, when the draft itself is: as far as it can be told from the fields that are sound.
 fn ready_in_part(draft: &Draft) -> Result<(), Errors> {
-    let broken = draft.broken_sections();
-    if broken.contains(&"network") || broken.contains(&"data") {
-        return Ok(());
-    }
-    Ready::new(&draft.sound_job()?).map(drop)
+    let (broken, job) = (draft.broken(), draft.sound_job()?);
+    let decides_network = |key: &&str| key.starts_with("network.") || key.starts_with("data.");
+    let mut errors = match broken.iter().any(decides_network) {
+        true => ready::apart(&job),
+        false => Ready::new(&job).err().map_or(vec![], |errors| errors.0),
+    };
+    // A default that stands in for a broken field is nobody's fault.
+    errors.retain(
+        |error| !matches!(error, Error::Field { place: Place::Field(key), .. } if broken.contains(&key.as_str())),
+    );
+    if errors.is_empty() { Ok(()) } else { Err(Errors(errors)) }
 }
 
 /// What would be done, and whether this machine is large enough.

@@ -121,8 +121,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
             ready::normalise(job, &*train, trained.threads())
         }
     };
-    let normalise = normalise.map_err(|error| Error::at("data.normalise.kind", error))?;
-    let evaluated = trained.on(data.clone(), normalise).scores().map_err(Error::from)?;
+    let evaluated = trained.on(data.clone(), normalise?).scores().map_err(Error::from)?;
     let (scores, labels) = (evaluated.scores, trained.network.loss.takes_labels());
     let rate = data.len() as f64 / evaluated.seconds;
     let images = format!("{} images of {}", grouped(data.len() as u64), Sizes(data.sample_shape()));

@@ -6,6 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
+/// A grey picture of 2x2 points: black and white above white and black.
+#[rustfmt::skip]
+pub const PNG: [u8; 69] = [
+    137, 80, 78, 71, 13, 10, 26, 10, 0, 0, 0, 13, 73, 72, 68, 82, 0, 0, 0, 2, 0, 0, 0, 2, 8, 0, 0, 0, 0, 87, 221,
+    82, 248, 0, 0, 0, 12, 73, 68, 65, 84, 120, 218, 99, 96, 248, 15, 132, 0, 6, 0, 1, 255, 173, 44, 55, 37, 0, 0,
+    0, 0, 73, 69, 78, 68, 174, 66, 96, 130,
+];
+
 /// A folder to work in, removed afterwards.
 pub struct Place {
     folder: TempDir,

@@ -43,6 +43,8 @@ pub enum DataError {
     Classes { path: PathBuf, found: usize, classes: usize },
     #[error("folder `{path}` is a class that the train part does not have\n  help: it has {known}")]
     UnknownClass { path: PathBuf, known: String },
+    #[error("`{path}` is an array, and there are {files} files\n  help: one array, or image files only")]
+    SeveralFiles { path: PathBuf, files: usize },
     #[error("image files have 1 or 3 channels and no depth, the network takes {shape}")]
     NoImageShape { shape: Shape },
     #[error("`{path}` holds no sample")]

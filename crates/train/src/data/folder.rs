@@ -172,7 +172,7 @@ fn decode(path: &Path) -> Result<DynamicImage, DataError> {
     };
     // A decoder that panics on a damaged file is one more way for the file to be unreadable.
     match catch_unwind(AssertUnwindSafe(decoding)) {
-        Ok(image) => image.map_err(|error| wrong(error.to_string())),
+        Ok(image) => image.map_err(|error| wrong(error.to_string().trim_end().into())),
         Err(_) => Err(wrong("its decoder panicked".into())),
     }
 }

@@ -157,9 +157,11 @@ pub fn open(spec: &DataSpec, split: Split, options: &OpenOptions) -> Result<Box<
 /// Opens data to predict from, which has no targets (their shape holds nothing): one `.npy` array of images, or image files
 /// that are brought to the network's `shape`.
 pub fn open_unlabelled(paths: &[PathBuf], shape: Shape) -> Result<Box<dyn Dataset>, DataError> {
-    match paths {
-        [path] if path.extension().is_some_and(|e| e == "npy") => Ok(Box::new(npy::unlabelled(path)?)),
-        _ => Ok(Box::new(folder::unlabelled(paths, shape)?)),
+    let array = paths.iter().find(|path| path.extension().is_some_and(|e| e == "npy"));
+    match (array, paths.len()) {
+        (None, _) => Ok(Box::new(folder::unlabelled(paths, shape)?)),
+        (Some(path), 1) => Ok(Box::new(npy::unlabelled(path)?)),
+        (Some(path), files) => Err(DataError::SeveralFiles { path: path.clone(), files }),
     }
 }
 
