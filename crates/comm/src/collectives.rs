@@ -218,6 +218,10 @@ pub fn all_reduce<T: Summand>(
     numbers: &mut [T],
     how: AllReduce,
 ) -> Result<(), Error> {
+    #[cfg(feature = "mpi")]
+    if let (AllReduce::Library, Some(world)) = (how, communicator.mpi()) {
+        return world.all_reduce(communicator, team, numbers);
+    }
     match how {
         _ if team.size() == 1 => Ok(()),
         AllReduce::Tree => {

@@ -9,9 +9,13 @@
 //! - A rank that ends tells the others why; none of them waits for it any longer.
 //!
 //! Knows nothing of tensors or layers.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod collectives;
+mod launch;
+mod leave;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod threads;
 mod traffic;
 mod wait;
@@ -19,6 +23,8 @@ mod wait;
 pub use collectives::{
     AllReduce, Summand, Team, all_gather, all_reduce, barrier, broadcast, gather, reduce_scatter, slice,
 };
+pub use launch::Launch;
+pub use leave::Leave;
 pub use threads::threads;
 pub use traffic::{Kind, Traffic};
 pub use wait::{Wait, Waiting};
@@ -36,6 +42,40 @@ pub enum Error {
     Length { source_rank: usize, tag: u64, sent: usize, wanted: usize },
     #[error("rank {rank} on host {host} waited {seconds} s for {waiting}")]
     Silent { rank: usize, host: String, seconds: u64, waiting: Waiting },
+    #[error("rank {rank} on host {host} was left alone: the process that started it is gone")]
+    Orphan { rank: usize, host: String },
+    #[error(
+        "{} started {} processes, but this convoy was built without MPI and each would do everything\n  \
+         help: build it with --features mpi; or start it once, with --ranks {}",
+        launch.by, launch.processes, launch.processes
+    )]
+    WithoutMpi { launch: Launch },
+    #[error(
+        "{} started {} processes, but MPI knows of {size}\n  help: the launcher and the MPI library must belong together; \
+         with Slurm: srun --mpi=pmix",
+        launch.by, launch.processes
+    )]
+    World { launch: Launch, size: usize },
+    #[error("this MPI library cannot be used by a process with threads (level SERIALIZED)")]
+    Threads,
+}
+
+impl Error {
+    /// The rank whose error it is: another one's end is that rank's.
+    fn rank(&self, communicator: &Communicator) -> usize {
+        match self {
+            Error::Ended { rank, .. } => *rank,
+            _ => communicator.rank(),
+        }
+    }
+}
+
+/// What carries the bytes.
+#[derive(Debug)]
+enum Transport {
+    Threads(threads::Mailboxes),
+    #[cfg(feature = "mpi")]
+    Mpi(mpi::World),
 }
 
 /// A rank's handle to the others.
@@ -52,14 +92,14 @@ pub struct Communicator {
     rank: usize,
     /// By rank: where it runs.
     hosts: Vec<String>,
-    transport: threads::Mailboxes,
+    transport: Transport,
     counters: Counters,
     /// Seconds that a rank waits for another, as bits; infinite at first.
     deadline: AtomicU64,
 }
 
 impl Communicator {
-    fn new(rank: usize, hosts: Vec<String>, transport: threads::Mailboxes) -> Communicator {
+    fn new(rank: usize, hosts: Vec<String>, transport: Transport) -> Communicator {
         let deadline = AtomicU64::new(f64::INFINITY.to_bits());
         Communicator { rank, hosts, transport, counters: Counters::default(), deadline }
     }
@@ -83,19 +123,30 @@ impl Communicator {
     /// what [`Kind`] of traffic it is.
     pub fn send(&self, to: usize, tag: u64, bytes: &[u8]) {
         self.counters.add(Kind::of(tag), bytes.len());
-        self.transport.send(self.rank, to, tag, bytes);
+        match &self.transport {
+            Transport::Threads(mailboxes) => mailboxes.send(self.rank, to, tag, bytes),
+            #[cfg(feature = "mpi")]
+            Transport::Mpi(world) => world.send(to, tag, bytes),
+        }
     }
 
     /// Takes the next message of this tag from `from` if it has arrived.
     pub fn try_receive(&self, from: usize, tag: u64, into: &mut [u8]) -> Result<bool, Error> {
-        self.transport.try_receive(from, self.rank, tag, into)
+        match &self.transport {
+            Transport::Threads(mailboxes) => mailboxes.try_receive(from, self.rank, tag, into),
+            #[cfg(feature = "mpi")]
+            Transport::Mpi(world) => world.try_receive(from, tag, into, &self.hosts),
+        }
     }
 
     /// Waits for the next message of this tag from `from`; `what` says in a few words what it is.
     pub fn receive(&self, from: usize, tag: u64, into: &mut [u8], what: &str) -> Result<(), Error> {
         let mut wait = Wait::new(self);
         while !self.try_receive(from, tag, into)? {
-            wait.pause(|| Waiting::new(self, from, what.into()))?;
+            if let Err(error) = wait.pause(|| Waiting::new(self, from, what.into())) {
+                // What came together with the bad news is still to be had.
+                return if self.try_receive(from, tag, into) == Ok(true) { Ok(()) } else { Err(error) };
+            }
         }
         Ok(())
     }
@@ -103,7 +154,20 @@ impl Communicator {
     /// Tells all ranks that this one ends, and why: their next call that would wait returns it as an error. The first to end
     /// is the one that is named.
     pub fn end(&self, cause: &str) {
-        self.transport.end(self.rank, self.host(self.rank), cause);
+        match &self.transport {
+            Transport::Threads(mailboxes) => mailboxes.end(self.rank, self.host(self.rank), cause),
+            #[cfg(feature = "mpi")]
+            Transport::Mpi(world) => world.end(cause),
+        }
+    }
+
+    /// Whether something happened that ends this rank too: another one's end, the loss of whoever started it.
+    pub fn look_around(&self) -> Result<(), Error> {
+        match &self.transport {
+            Transport::Threads(mailboxes) => mailboxes.first_end().map_or(Ok(()), Err),
+            #[cfg(feature = "mpi")]
+            Transport::Mpi(world) => world.look_around(self.rank, &self.hosts),
+        }
     }
 
     /// How long a rank waits for another before it gives up; after half of it, it warns. Without one, for ever.
@@ -113,6 +177,43 @@ impl Communicator {
 
     fn deadline_seconds(&self) -> f64 {
         f64::from_bits(self.deadline.load(Ordering::Relaxed))
+    }
+
+    #[cfg(feature = "mpi")]
+    fn mpi(&self) -> Option<&mpi::World> {
+        match &self.transport {
+            Transport::Threads(_) => None,
+            Transport::Mpi(world) => Some(world),
+        }
+    }
+
+    /// By rank: which rank ended first, as far as that one knows; waits for all to end at most `patience`.
+    fn ends(&self, _patience: Duration) -> Vec<Option<usize>> {
+        match &self.transport {
+            // Threads share what they know: the first end is every rank's.
+            Transport::Threads(mailboxes) => vec![mailboxes.first_end().map(|end| end.rank(self)); self.size()],
+            #[cfg(feature = "mpi")]
+            Transport::Mpi(world) => world.ends(_patience),
+        }
+    }
+
+    /// Waits until all that was sent has left, at most `patience`.
+    fn flush(&self, _patience: Duration) {
+        #[cfg(feature = "mpi")]
+        if let Some(world) = self.mpi() {
+            world.flush(_patience);
+        }
+    }
+
+    /// The last call, by every rank and its main thread: MPI is left in good order. A process that ends without it should
+    /// end with an error.
+    pub fn finish(&self) {
+        #[cfg(feature = "mpi")]
+        if let Some(world) = self.mpi() {
+            // MPI waits for the last rank too, but spins; where a rank has ended before, nobody will be long.
+            let _ = barrier(self, &Team::all(self));
+            world.finish();
+        }
     }
 
     /// Bytes sent so far.

@@ -3,7 +3,7 @@
 //! Always true
 //! - After a warm-up no message allocates: its bytes go into the memory of one that was received.
 
-use crate::{Communicator, Error};
+use crate::{Communicator, Error, Transport};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,11 +17,13 @@ pub fn threads(ranks: usize) -> Vec<Communicator> {
         cause: Mutex::new(None),
     });
     let hosts = vec![host(); ranks];
-    (0..ranks).map(|rank| Communicator::new(rank, hosts.clone(), Mailboxes(shared.clone()))).collect()
+    (0..ranks)
+        .map(|rank| Communicator::new(rank, hosts.clone(), Transport::Threads(Mailboxes(shared.clone()))))
+        .collect()
 }
 
 /// This computer's name, as far as the system says.
-fn host() -> String {
+pub(crate) fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     if name.trim().is_empty() { "localhost".into() } else { name.trim().into() }
 }
@@ -81,6 +83,11 @@ impl Mailboxes {
         let mut first = self.0.cause.lock().unwrap_or_else(|e| e.into_inner());
         first.get_or_insert_with(|| Error::Ended { rank, host: host.into(), cause: cause.into() });
         self.0.over.store(true, Ordering::Release);
+    }
+
+    /// Why the first rank ended, if one did.
+    pub fn first_end(&self) -> Option<Error> {
+        self.0.over.load(Ordering::Acquire).then(|| self.cause())
     }
 
     fn cause(&self) -> Error {

@@ -65,6 +65,7 @@ impl Wait<'_> {
             std::thread::yield_now();
             return Ok(());
         }
+        self.communicator.look_around()?;
         let now = Instant::now();
         self.waited += self.last.map_or(Duration::ZERO, |last| (now - last).min(LONGEST));
         self.last = Some(now);

@@ -16,8 +16,8 @@ const EDGES: [(&str, &[&str]); 8] = [
     ("convoy", &["net", "split", "kernels", "program", "comm", "engine", "train"]),
 ];
 
-/// Crates that may contain unsafe code.
-const UNSAFE: [&str; 2] = ["kernels", "engine"];
+/// Crates that may contain unsafe code; `comm` in its module `mpi` alone.
+const UNSAFE: [&str; 3] = ["kernels", "engine", "comm"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("a root").to_path_buf()
@@ -99,10 +99,17 @@ fn nothing_is_left_lying_about() {
 }
 
 #[test]
-fn only_kernels_and_engine_are_unsafe() {
+fn only_kernels_engine_and_mpi_are_unsafe() {
     for (name, _) in EDGES {
         let library = read(&root().join("crates").join(name).join("src/lib.rs"));
         let forbids = library.contains("#![forbid(unsafe_code)]");
         assert_eq!(forbids, !UNSAFE.contains(&name), "crate `{name}`");
+    }
+    let comm = root().join("crates/comm/src");
+    assert!(read(&comm.join("lib.rs")).contains("#![deny(unsafe_code)]"));
+    for entry in fs::read_dir(&comm).expect("sources") {
+        let path = entry.expect("a source").path();
+        let allows = read(&path).contains("allow(unsafe_code");
+        assert_eq!(allows, path.ends_with("mpi.rs"), "{}", path.display());
     }
 }
