@@ -152,7 +152,8 @@ fn model(job: &Job, name: &str, shape: Shape, classes: Option<usize>) -> Result<
         classes: job.network.classes.or(classes),
         input: Some(job.network.input.clone().unwrap_or(sizes)),
     };
-    zoo::model(name, options).map_err(|error| match job.network.input {
+    let network = zoo::model(name, options).map(|network| network.fused());
+    network.map_err(|error| match job.network.input {
         Some(_) => Errors(vec![Error::at("network.input", error)]),
         None => {
             let flaw = format!(
@@ -164,10 +165,11 @@ fn model(job: &Job, name: &str, shape: Shape, classes: Option<usize>) -> Result<
     })
 }
 
-/// A network from its file.
+/// A network from its file, with as few passes over memory as it needs.
 pub fn read_network(path: &Path) -> Result<Network, Error> {
     let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
-    Network::from_toml(&text).map_err(|error| Error::NetworkFile { path: path.into(), error: Box::new(error) })
+    let network = Network::from_toml(&text).map(|network| network.fused());
+    network.map_err(|error| Error::NetworkFile { path: path.into(), error: Box::new(error) })
 }
 
 /// The weights of a file, in the network's order.

@@ -103,12 +103,13 @@ fn start(engine: &mut Engine, network: &Network) {
         for (p, parameter) in network.parameters(LayerId(l), &shapes).iter().enumerate() {
             let geometry = engine.program(0).geometries[l].clone().unwrap();
             let packing = fast::twin(&layer.kind).packing(p, &geometry);
+            let name = layer.name.bytes().fold(0, |hash, byte| hash * 31 % 1_000_003 + byte as usize);
             let fan = (parameter.len() / parameter.shape[0]).max(1) as f32;
             let memory = engine.kept_mut(What::Parameter(LayerId(l), p)).unwrap();
             for (i, &at) in packing.places.iter().enumerate() {
                 memory[at as usize] = match parameter.init {
                     convoy_net::Init::Constant(c) => c,
-                    _ => number(9, &[l, p, i]) * 1.5 / fan.sqrt(),
+                    _ => number(9, &[name, p, i]) * 1.5 / fan.sqrt(),
                 };
             }
         }
@@ -220,22 +221,24 @@ fn every_message_has_a_sender_and_a_receiver() {
     }
 }
 
-/// A residual network with batch norm, dropout, pooling, and a classifier.
-fn residual() -> Network {
+/// A residual network with batch norm, dropout if wanted, pooling, and a classifier.
+fn residual(dropout: bool) -> Network {
     let mut net = Network::new("residual", &[3, 12, 10]);
     net.push("stem", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1).no_bias()));
     net.push("bn1", Kind::BatchNorm(BatchNorm::default()));
     let a = net.push("relu1", Kind::Activation(Activation::Relu));
     net.push("conv2", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1)));
-    net.push("bn2", Kind::BatchNorm(BatchNorm::default()));
-    let b = net.push("relu2", Kind::Activation(Activation::Relu));
+    let b = net.push("bn2", Kind::BatchNorm(BatchNorm::default()));
     net.join("add", Kind::Add(Add), &[a, b]);
+    net.push("relu2", Kind::Activation(Activation::Relu));
     let mut pool = MaxPool::new(&[3, 3]);
     pool.windows.stride = vec![2, 2];
     pool.windows.padding = vec![[1, 1], [1, 1]];
     net.push("pool", Kind::MaxPool(pool));
     net.push("down", Kind::Convolution(Convolution::new(17, &[3, 3]).padding(1).stride(2)));
-    net.push("drop", Kind::Dropout(Dropout { probability: 0.3 }));
+    if dropout {
+        net.push("drop", Kind::Dropout(Dropout { probability: 0.3 }));
+    }
     net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
     net.push("fc", Kind::FullyConnected(FullyConnected::new(7)));
     net
@@ -274,8 +277,44 @@ fn odd() -> Network {
     net
 }
 
-fn networks() -> [(Network, usize); 3] {
-    [(residual(), 8), (hourglass(), 4), (odd(), 8)]
+/// A tensor read with and without a halo, by layers whose gradients of it are not zero where the output's are.
+fn forked() -> Network {
+    let mut net = Network::new("forked", &[3, 11, 8]);
+    let a = net.push("in", Kind::Convolution(Convolution::new(18, &[3, 3]).padding(1)));
+    let norm = net.join("norm", Kind::BatchNorm(BatchNorm::default()), &[a]);
+    let relu = net.join("relu", Kind::Activation(Activation::Relu), &[a]);
+    net.join("conv", Kind::Convolution(Convolution::new(18, &[5, 3]).padding(1)), &[a]);
+    let padded = net.push("again", Kind::Convolution(Convolution::new(18, &[1, 3]).padding(1)));
+    net.join("sum", Kind::Add(Add), &[norm, relu, padded]);
+    net.push("norm2", Kind::BatchNorm(BatchNorm { activation: Some(Activation::Tanh), ..Default::default() }));
+    net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
+    net.push("fc", Kind::FullyConnected(FullyConnected::new(5)));
+    net
+}
+
+fn networks() -> [(Network, usize); 4] {
+    [(residual(true), 8), (hourglass(), 4), (odd(), 8), (forked(), 4)]
+}
+
+/// Kept memory by the names of layers.
+fn by_name(net: &Network, result: &Result) -> BTreeMap<String, Vec<f32>> {
+    let name = |what: &What| match what {
+        What::Parameter(l, p) => format!("{} parameter {p}", net.layers[l.0].name),
+        What::State(l, p, k) => format!("{} state {p} {k}", net.layers[l.0].name),
+        other => format!("{other:?}"),
+    };
+    result.kept.iter().map(|(what, data)| (name(what), data.clone())).collect()
+}
+
+#[test]
+fn fused_layers_give_the_same_bits() {
+    // Dropout draws by a layer's place, which fusing changes.
+    let net = residual(false);
+    let fused = net.fused();
+    assert_eq!(fused.layers.len() + 3, net.layers.len());
+    let (one, same) = (run(&net, 8, ONE, 3), run(&fused, 8, ONE, 3));
+    assert_eq!(one.losses, same.losses);
+    assert_eq!(by_name(&net, &one), by_name(&fused, &same));
 }
 
 /// Largest difference relative to the largest element.
@@ -354,7 +393,7 @@ fn ranks_that_share_samples_give_the_result_of_one() {
 
 #[test]
 fn a_step_allocates_nothing_and_runs_no_reference_code() {
-    let net = residual();
+    let net = residual(true);
     let mut engine = engine(&net, 8, Way { threads: 2, ..ONE }, convoy_comm::threads(1).pop().unwrap(), |_| {});
     let (images, targets) = (images(engine.program(0), 0), targets(&net, engine.program(0), 0));
     let batch = Batch { images: &images, targets: &targets };
@@ -419,7 +458,7 @@ fn swap_ranks(program: &mut Program) {
 
 #[test]
 fn the_laws_bite() {
-    let (net, batch) = (residual(), 8);
+    let (net, batch) = (residual(true), 8);
     let one = run(&net, batch, ONE, 3);
     let spatial = Way { ranks: 2, strategy: "spatial", ..ONE };
     let breaks: [(&str, Break); 3] = [

@@ -82,7 +82,7 @@ pub const KINDS: &Kinds = &[
     ("adaptive-average-pool", &[must("output", Form::Numbers)]),
     ("add", &[]),
     ("average-pool", &[KERNEL, STRIDE, PADDING, DILATION, CEIL, may("count_padding", Form::Flag)]),
-    ("batch-norm", &[EPSILON, may("momentum", Form::Real)]),
+    ("batch-norm", &[EPSILON, may("momentum", Form::Real), may("activation", Form::Table)]),
     ("concat", &[]),
     (
         "convolution",
@@ -157,7 +157,7 @@ mod tests {
             Kind::AdaptiveAveragePool(AdaptiveAveragePool::new(&[2, 2])),
             Kind::Add(Add),
             Kind::AveragePool(AveragePool { windows: windows.clone(), ceil: true, count_padding: false }),
-            Kind::BatchNorm(BatchNorm { epsilon: 0.5, momentum: 0.5 }),
+            Kind::BatchNorm(BatchNorm { epsilon: 0.5, momentum: 0.5, activation: Some(Activation::Relu) }),
             Kind::Concat(Concat),
             Kind::Convolution(Convolution {
                 filters: 8,

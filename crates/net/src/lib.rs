@@ -11,6 +11,7 @@ mod axis_map;
 mod error;
 mod fields;
 mod file;
+mod fuse;
 pub mod layers;
 mod loss;
 mod network;

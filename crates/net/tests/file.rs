@@ -80,7 +80,7 @@ fn a_file_says_what_it_says() {
     let windows = Windows { kernel: vec![3, 3], padding: vec![[0, 1], [1, 1]], ..Windows::default() };
     let conv = Convolution { windows, edge: Edge::Periodic, ..Convolution::new(8, &[3, 3]) };
     assert_eq!(net.layers[1].kind, Kind::Convolution(conv));
-    assert_eq!(net.layers[3].kind, Kind::BatchNorm(BatchNorm { epsilon: 1e-5, momentum: 0.01 }));
+    assert_eq!(net.layers[3].kind, Kind::BatchNorm(BatchNorm { momentum: 0.01, ..BatchNorm::default() }));
     assert_eq!(net.layers[5].inputs, [LayerId(3), LayerId(4)]);
     assert_eq!(net.shapes(2).unwrap()[6].0, [2, 4, 1, 30, 31]);
     // What is written says no more than what differs from the usual.
@@ -102,7 +102,7 @@ fn what_is_no_network_is_said_with_its_line() {
     says(
         "momentum = 0.01",
         "decay = 0.01",
-        "line 27, layer `norm`: unknown field `decay`\n  help: one of name, kind, from, epsilon, momentum",
+        "line 27, layer `norm`: unknown field `decay`\n  help: one of name, kind, from, epsilon, momentum, activation",
     );
     says(
         "batch-norm",
@@ -259,7 +259,11 @@ fn kind() -> impl Generator<Value = Kind> {
             .prop_map(|output| Kind::AdaptiveAveragePool(AdaptiveAveragePool { output })),
         Just(Kind::Add(Add)),
         average_pool().prop_map(Kind::AveragePool),
-        (norm.clone(), share.clone()).prop_map(|(epsilon, momentum)| Kind::BatchNorm(BatchNorm { epsilon, momentum })),
+        (norm.clone(), share.clone()).prop_map(|(epsilon, momentum)| Kind::BatchNorm(BatchNorm {
+            epsilon,
+            momentum,
+            activation: None
+        })),
         Just(Kind::Concat(Concat)),
         convolution().prop_map(Kind::Convolution),
         share.prop_map(|probability| Kind::Dropout(Dropout { probability })),

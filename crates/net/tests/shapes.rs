@@ -164,8 +164,12 @@ fn what_does_not_fit_is_said() {
     let huge = Upsample { scale: vec![1 << 40], sampling: Sampling::Nearest };
     says(&huge, &small, "has scale = [1099511627776], possible is at most 2147483647 each");
 
-    says(&BatchNorm { epsilon: 0.0, momentum: 0.1 }, &small, "has epsilon = 0, possible is a finite number above 0");
-    says(&BatchNorm { epsilon: 1.0, momentum: 1.5 }, &small, "has momentum = 1.5, possible is from 0 to 1");
+    says(
+        &BatchNorm { epsilon: 0.0, ..BatchNorm::default() },
+        &small,
+        "has epsilon = 0, possible is a finite number above 0",
+    );
+    says(&BatchNorm { momentum: 1.5, ..BatchNorm::default() }, &small, "has momentum = 1.5, possible is from 0 to 1");
     says(&GroupNorm::new(3), &small, "has 3 groups, which do not divide its 4 input channels");
     says(&GroupNorm::new(0), &small, "has a number of groups of 0");
     says(&Dropout { probability: f32::NAN }, &small, "has probability = NaN, possible is from 0 to below 1");

@@ -255,8 +255,7 @@ impl<'a> Builder<'a> {
         }
         for (i, input) in layer.inputs.iter().enumerate() {
             if self.wants_gradient[input.0] {
-                let (_, holding) = self.holding_of(*input, l, i);
-                let wanted = holding.gradient_region(self.rank.0, self.shapes[input.0]);
+                let wanted = self.gradient_region(l, i);
                 let mut reached = reached(&layer.kind, &inputs, self.shapes[l.0], i, &wanted);
                 // Samples and channels have no margins.
                 for axis in [Axis::Sample, Axis::Channel] {
@@ -267,6 +266,16 @@ impl<'a> Builder<'a> {
             }
         }
         margin
+    }
+
+    /// The part of an input's gradient that a layer computes on this rank: of what it read. What lies beyond a zero edge has
+    /// none.
+    fn gradient_region(&self, l: LayerId, i: usize) -> Region {
+        let input = self.network.layers[l.0].inputs[i];
+        let inputs = self.network.input_shapes(l, self.shapes);
+        let read = convoy_split::read(&self.network.layers[l.0].kind, &inputs, self.shapes[l.0], i, &self.own(l));
+        let held = self.holding_of(input, l, i).1.gradient_region(self.rank.0, self.shapes[input.0]);
+        or_no_samples(read.intersect(&held), self.shapes[input.0])
     }
 
     /// The form in which a consumer reads a tensor.
@@ -286,13 +295,11 @@ impl<'a> Builder<'a> {
         let mut inputs = vec![];
         let mut input_gradients = vec![];
         for (i, input) in layer.inputs.iter().enumerate() {
-            let (k, holding) = self.holding_of(*input, l, i);
+            let (k, _) = self.holding_of(*input, l, i);
             let shape = self.shapes[input.0];
             inputs.push(Tensor { shape, layout: self.layout(What::Tensor(*input, k)).clone() });
-            let gradient = self.wants_gradient[input.0].then(|| {
-                let region = or_no_samples(holding.gradient_region(self.rank.0, shape), shape);
-                (self.layout(What::Gradient(*input, k)).clone(), region)
-            });
+            let gradient = self.wants_gradient[input.0]
+                .then(|| (self.layout(What::Gradient(*input, k)).clone(), self.gradient_region(l, i)));
             input_gradients.push(gradient);
         }
         Geometry {
@@ -580,8 +587,15 @@ impl<'a> Builder<'a> {
         let mut geometry = Geometry::clone(self.geometries[l.0].as_ref().expect("bug: no geometry"));
         for (i, input) in self.network.layers[l.0].inputs.iter().enumerate() {
             if self.wants_gradient[input.0] {
-                let what = What::Gradient(*input, self.holding_of(*input, l, i).0);
+                let (k, holding) = self.holding_of(*input, l, i);
+                let held = holding.gradient_region(self.rank.0, self.shapes[input.0]);
+                let what = What::Gradient(*input, k);
                 geometry.accumulate[i] = self.begun.insert(what, ()).is_some();
+                // What this layer did not read but others did, or will be asked for, begins at zero.
+                let computed = self.gradient_region(l, i);
+                if !geometry.accumulate[i] && !computed.contains(&held) {
+                    self.clear(self.found[&what], computed);
+                }
             }
         }
         let geometry = Arc::new(geometry);

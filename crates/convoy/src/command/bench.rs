@@ -67,7 +67,7 @@ fn network(net: &Path, job: &Job) -> Result<Network, Error> {
         return ready::read_network(net);
     }
     let options = ModelOptions { classes: job.network.classes, input: job.network.input.clone() };
-    Ok(zoo::model(&name, options)?)
+    Ok(zoo::model(&name, options)?.fused())
 }
 
 /// What was measured.

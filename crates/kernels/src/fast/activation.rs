@@ -5,195 +5,15 @@
 //! Twin: `reference/activation.rs`.
 
 use super::Fast;
+use super::function::{Function, Identity, With, with};
 use super::lines::{Line, Rows, Source, Target, each, output_gradient, points, put, wanted};
 use super::wide::{Plain, Wide};
-use crate::{Geometry, Kernel, Operand, Operands, Pass, Stage, Work, math};
+use crate::{Geometry, Kernel, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, layers::Activation};
-
-/// A function of one number. All methods are `#[inline(always)]`: they run inside wide loops.
-trait Function: Copy + Send + Sync + 'static {
-    /// What the slope is computed from.
-    fn kept(self) -> Operand {
-        Operand::Input(0)
-    }
-    fn value(self, x: f32) -> f32;
-    /// The slope, from the input or the output as `kept` says.
-    fn slope(self, kept: f32) -> f32;
-}
-
-#[derive(Clone, Copy)]
-struct Relu;
-
-impl Function for Relu {
-    fn kept(self) -> Operand {
-        Operand::Output
-    }
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        // This way round, NaN stays NaN.
-        if x < 0.0 { 0.0 } else { x }
-    }
-    #[inline(always)]
-    fn slope(self, y: f32) -> f32 {
-        if y > 0.0 { 1.0 } else { 0.0 }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct LeakyRelu {
-    slope: f32,
-}
-
-impl Function for LeakyRelu {
-    fn kept(self) -> Operand {
-        // A negative slope hides the input's sign.
-        if self.slope >= 0.0 { Operand::Output } else { Operand::Input(0) }
-    }
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        if x > 0.0 { x } else { self.slope * x }
-    }
-    #[inline(always)]
-    fn slope(self, kept: f32) -> f32 {
-        if kept > 0.0 { 1.0 } else { self.slope }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Clip {
-    low: f32,
-    high: f32,
-}
-
-impl Function for Clip {
-    fn kept(self) -> Operand {
-        Operand::Output
-    }
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        let x = if x < self.low { self.low } else { x };
-        if x > self.high { self.high } else { x }
-    }
-    #[inline(always)]
-    fn slope(self, y: f32) -> f32 {
-        if y > self.low && y < self.high { 1.0 } else { 0.0 }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Sigmoid;
-
-impl Function for Sigmoid {
-    fn kept(self) -> Operand {
-        Operand::Output
-    }
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        math::sigmoid(x)
-    }
-    #[inline(always)]
-    fn slope(self, y: f32) -> f32 {
-        y * (1.0 - y)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Tanh;
-
-impl Function for Tanh {
-    fn kept(self) -> Operand {
-        Operand::Output
-    }
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        math::tanh(x)
-    }
-    #[inline(always)]
-    fn slope(self, y: f32) -> f32 {
-        (1.0 - y) * (1.0 + y)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Silu;
-
-impl Function for Silu {
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        x * math::sigmoid(x)
-    }
-    #[inline(always)]
-    fn slope(self, x: f32) -> f32 {
-        let s = math::sigmoid(x);
-        s * (1.0 + x * (1.0 - s))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Gelu;
-
-impl Function for Gelu {
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        x * math::normal(x)
-    }
-    #[inline(always)]
-    fn slope(self, x: f32) -> f32 {
-        math::normal(x) + x * math::density(x)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct HardSwish;
-
-impl Function for HardSwish {
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        x * HardSigmoid.value(x)
-    }
-    #[inline(always)]
-    fn slope(self, x: f32) -> f32 {
-        let middle = x / 3.0 + 0.5;
-        let left = if x > -3.0 { middle } else { 0.0 };
-        if x < 3.0 { left } else { 1.0 }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct HardSigmoid;
-
-impl Function for HardSigmoid {
-    fn kept(self) -> Operand {
-        Operand::Output
-    }
-    #[inline(always)]
-    fn value(self, x: f32) -> f32 {
-        Clip { low: 0.0, high: 6.0 }.value(x + 3.0) / 6.0
-    }
-    #[inline(always)]
-    fn slope(self, y: f32) -> f32 {
-        if y > 0.0 && y < 1.0 { 1.0 / 6.0 } else { 0.0 }
-    }
-}
-
-/// What backward reads besides the output's gradient.
-fn kept(activation: &Activation) -> Operand {
-    match *activation {
-        Activation::Relu => Relu.kept(),
-        Activation::LeakyRelu { slope } => LeakyRelu { slope }.kept(),
-        Activation::Clip { low, high } => Clip { low, high }.kept(),
-        Activation::Sigmoid => Sigmoid.kept(),
-        Activation::Tanh => Tanh.kept(),
-        Activation::Silu => Silu.kept(),
-        Activation::Gelu => Gelu.kept(),
-        Activation::HardSwish => HardSwish.kept(),
-        Activation::HardSigmoid => HardSigmoid.kept(),
-    }
-}
 
 impl Fast for Activation {
     fn forward(&self, g: &Geometry) -> Vec<Stage> {
-        let values = Values::new(Relu, g);
+        let values = Values::new(Identity, g);
         let width = points(values.rows.columns());
         vec![Stage {
             pass: Pass::Forward,
@@ -210,7 +30,7 @@ impl Fast for Activation {
         if g.input_gradients[0].is_none() {
             return vec![];
         }
-        let slopes = Slopes::new(Relu, kept(self), g);
+        let slopes = Slopes::new(Identity, kept(self), g);
         let (width, len) = (points(slopes.rows.columns()), slopes.rows.region.len());
         vec![Stage {
             pass: Pass::InputGradient(0),
@@ -224,25 +44,35 @@ impl Fast for Activation {
     }
 
     fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
-        match *self {
-            Activation::Relu => prepare(Relu, pass, g),
-            Activation::LeakyRelu { slope } => prepare(LeakyRelu { slope }, pass, g),
-            Activation::Clip { low, high } => prepare(Clip { low, high }, pass, g),
-            Activation::Sigmoid => prepare(Sigmoid, pass, g),
-            Activation::Tanh => prepare(Tanh, pass, g),
-            Activation::Silu => prepare(Silu, pass, g),
-            Activation::Gelu => prepare(Gelu, pass, g),
-            Activation::HardSwish => prepare(HardSwish, pass, g),
-            Activation::HardSigmoid => prepare(HardSigmoid, pass, g),
-        }
+        with(Some(*self), Prepare { pass, g })
     }
 }
 
-fn prepare(f: impl Function, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
-    match pass {
-        Pass::Forward => Box::new(Wide(Values::new(f, g))),
-        Pass::InputGradient(0) => Box::new(Wide(Slopes::new(f, f.kept(), g))),
-        _ => unreachable!("bug: activations have no {pass:?}"),
+/// What backward reads besides the output's gradient.
+fn kept(activation: &Activation) -> Operand {
+    struct Kept;
+    impl With for Kept {
+        type Result = Operand;
+        fn with(self, f: impl Function) -> Operand {
+            f.kept()
+        }
+    }
+    with(Some(*activation), Kept)
+}
+
+struct Prepare<'a> {
+    pass: Pass,
+    g: &'a Geometry,
+}
+
+impl With for Prepare<'_> {
+    type Result = Box<dyn Kernel>;
+    fn with(self, f: impl Function) -> Box<dyn Kernel> {
+        match self.pass {
+            Pass::Forward => Box::new(Wide(Values::new(f, self.g))),
+            Pass::InputGradient(0) => Box::new(Wide(Slopes::new(f, f.kept(), self.g))),
+            pass => unreachable!("bug: activations have no {pass:?}"),
+        }
     }
 }
 
@@ -351,6 +181,7 @@ fn slopes<F: Function>(f: F, kept: &[Line], dy: &[Line], dx: &mut [Line], add: b
 mod tests {
     use super::*;
     use crate::Mode;
+    use crate::fast::function::{Clip, HardSwish, Relu};
     use crate::reference::finite;
     use crate::twin::{Numbers, Problem, check, halves};
     use convoy_net::{Kind, Shape};

@@ -16,6 +16,7 @@ mod dropout;
 mod flatten;
 pub mod fold;
 mod fully_connected;
+mod function;
 mod global_average_pool;
 mod group_norm;
 pub(crate) mod isa;

@@ -1,18 +1,20 @@
 //! Normalisation: what batch norm and group norm share.
 //!
 //! Sums of strips become, in the layer's own stages, a few numbers for each channel (of the batch, or of each sample), with
-//! which every element is scaled and shifted; the same once more backward.
+//! which every element is scaled and shifted; the same once more backward. A second input may be added to what is
+//! normalised, and an activation applied to the sum, in the same pass; backward works its slope out anew from the inputs.
 //!
 //! Always true
 //! - Sums are taken in double precision, strip by strip; their bits depend on neither tiles nor the split of samples.
 //! - Elements are seen from a centre next to the mean: x − centre is exact or nearly so however far the mean is from zero,
 //!   and what the centre lacks of the mean is in the other coefficients.
 
-use super::lines::{Line, Rows, Source, Target, output_gradient, points, put, wanted};
+use super::function::{Function, Identity, With, with};
+use super::lines::{Line, Row, Rows, Source, Span, Target, each, output_gradient, points, put, wanted};
 use super::strips::Strips;
 use super::wide::{Plain, Wide};
 use crate::{BLOCK, Geometry, Kernel, Make, Operand, Operands, Pass, Stage, Work};
-use convoy_net::Axis;
+use convoy_net::{Axis, layers::Activation};
 
 /// Doubles of a block in sums: two for each channel, the first ones together.
 pub const COLUMNS: usize = 2 * BLOCK;
@@ -121,6 +123,8 @@ pub struct Keeps {
     /// Sums of the output's gradient, and of it times the elements as seen from the centre.
     pub gradient_sums: Operand,
     pub slopes: Operand,
+    /// What is applied last.
+    pub activation: Option<Activation>,
 }
 
 impl Keeps {
@@ -146,57 +150,85 @@ impl Keeps {
 
     /// The stage that normalises.
     pub fn forward(&self, g: &Geometry) -> Stage {
-        let forward = Forward::new(g, self);
+        let forward = Forward::new(Identity, g, self);
         let width = points(forward.rows.columns());
+        let inputs = g.inputs.len();
         Stage {
             pass: Pass::Forward,
-            reads: vec![Operand::Input(0), self.norms],
+            reads: (0..inputs).map(Operand::Input).chain([self.norms]).collect(),
             writes: vec![Operand::Output],
             makes: vec![],
             tiles: forward.rows.tiles,
-            scratch: forward.source.scratch(width) + forward.target.scratch(width),
-            work: Work { flops: 3.0 * g.region.len() as f64, bytes: 8.0 * g.region.len() as f64 },
+            scratch: forward.inputs.scratch(width) + forward.target.scratch(width),
+            work: Work {
+                flops: ((2 + inputs) * g.region.len()) as f64,
+                bytes: (4 * (1 + inputs) * g.region.len()) as f64,
+            },
         }
     }
 
     /// The stage that sums gradients.
     pub fn gradient_statistics(&self, g: &Geometry) -> Stage {
-        let sums = GradientStatistics::new(g, self);
+        let sums = GradientStatistics::new(Identity, g, self);
         let width = g.region.size(Axis::Width);
+        let inputs = self.inputs_of_slope(g);
         Stage {
             pass: Pass::GradientStatistics,
-            reads: vec![Operand::Input(0), Operand::OutputGradient, self.norms],
+            reads: (0..inputs).map(Operand::Input).chain([Operand::OutputGradient, self.norms]).collect(),
             writes: vec![self.gradient_sums],
             makes: vec![make_sums(self.gradient_sums, &sums.strips, g)],
             tiles: sums.strips.tiles,
-            scratch: sums.x.scratch(width) + sums.dy.scratch(width),
-            work: Work { flops: 4.0 * g.region.len() as f64, bytes: 8.0 * g.region.len() as f64 },
+            scratch: sums.inputs.scratch(width) + sums.dy.scratch(width),
+            work: Work { flops: 4.0 * g.region.len() as f64, bytes: (4 * (1 + inputs) * g.region.len()) as f64 },
         }
     }
 
-    /// The stage that makes the gradient of the input.
+    /// The stage that makes the gradients of the inputs.
     pub fn input_gradient(&self, g: &Geometry) -> Stage {
-        let gradient = InputGradient::new(g, self);
-        let (width, len) = (points(gradient.rows.columns()), gradient.rows.region.len() as f64);
+        let gradient = InputGradient::new(Identity, g, self);
+        let (width, len) = (points(gradient.rows.columns()), gradient.rows.region.len());
+        let (inputs, targets) = (self.inputs_of_slope(g), gradient.targets.iter().flatten().count());
+        let targets_scratch: usize = gradient.targets.iter().flatten().map(|t| t.scratch(width)).sum();
+        let written = gradient.targets.iter().flatten().map(|target| target.operand);
         Stage {
             pass: Pass::InputGradient(0),
-            reads: vec![Operand::Input(0), Operand::OutputGradient, self.norms, self.slopes],
-            writes: vec![Operand::InputGradient(0)],
+            reads: (0..inputs).map(Operand::Input).chain([Operand::OutputGradient, self.norms, self.slopes]).collect(),
+            writes: written.collect(),
             makes: vec![],
             tiles: gradient.rows.tiles,
-            scratch: gradient.x.scratch(width) + gradient.dy.scratch(width) + gradient.target.scratch(width),
-            work: Work { flops: 5.0 * len, bytes: 12.0 * len },
+            scratch: gradient.inputs.scratch(width) + gradient.dy.scratch(width) + targets_scratch,
+            work: Work { flops: 5.0 * len as f64, bytes: (4 * (1 + inputs + targets) * len) as f64 },
         }
+    }
+
+    /// How many inputs backward reads: what was added matters to the slope of an activation alone.
+    fn inputs_of_slope(&self, g: &Geometry) -> usize {
+        if self.activation.is_some() { g.inputs.len() } else { 1 }
     }
 
     /// The kernel of one of these stages.
     pub fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
-        match pass {
-            Pass::Statistics => Box::new(Wide(Statistics::new(g, self))),
-            Pass::Forward => Box::new(Wide(Forward::new(g, self))),
-            Pass::GradientStatistics => Box::new(Wide(GradientStatistics::new(g, self))),
-            Pass::InputGradient(0) => Box::new(Wide(InputGradient::new(g, self))),
-            _ => unreachable!("bug: a norm has no {pass:?}"),
+        if pass == Pass::Statistics {
+            return Box::new(Wide(Statistics::new(g, self)));
+        }
+        with(self.activation, Prepare { keeps: self, pass, g })
+    }
+}
+
+struct Prepare<'a> {
+    keeps: &'a Keeps,
+    pass: Pass,
+    g: &'a Geometry,
+}
+
+impl With for Prepare<'_> {
+    type Result = Box<dyn Kernel>;
+    fn with(self, f: impl Function) -> Box<dyn Kernel> {
+        match self.pass {
+            Pass::Forward => Box::new(Wide(Forward::new(f, self.g, self.keeps))),
+            Pass::GradientStatistics => Box::new(Wide(GradientStatistics::new(f, self.g, self.keeps))),
+            Pass::InputGradient(0) => Box::new(Wide(InputGradient::new(f, self.g, self.keeps))),
+            pass => unreachable!("bug: a norm has no {pass:?}"),
         }
     }
 }
@@ -282,39 +314,99 @@ fn moments(x: &[Line], sums: &mut [f64; BLOCK], squares: &mut [f64; BLOCK]) {
     (*sums, *squares) = (s, q);
 }
 
+/// What is normalised, and what is added to it.
+struct Inputs {
+    x: Source,
+    added: Option<Source>,
+}
+
+impl Inputs {
+    /// The first `count` inputs.
+    fn new(g: &Geometry, count: usize) -> Inputs {
+        let source = |i: usize| Source::new(&g.inputs[i].layout, g.region.range(Axis::Channel));
+        Inputs { x: source(0), added: (count > 1).then(|| source(1)) }
+    }
+
+    /// Floats of scratch for rows of so many points.
+    fn scratch(&self, points: usize) -> usize {
+        self.x.scratch(points) + self.added.as_ref().map_or(0, |a| a.scratch(points))
+    }
+
+    /// A row of each.
+    #[inline(always)]
+    fn rows<'a>(&self, operands: &Operands<'a>, row: Row, columns: Span, scratch: &'a mut [f32]) -> RowsOf<'a> {
+        let (seen_x, seen) = scratch.split_at_mut(self.x.scratch(points(columns)));
+        let lines = |source: &Source, i: usize, seen: &'a mut [f32]| {
+            let all = operands.floats(Operand::Input(i));
+            source.view(all, row.n, row.block, row.space(columns), seen).row(row.d, row.h, columns)
+        };
+        RowsOf { x: lines(&self.x, 0, seen_x), added: self.added.as_ref().map(|added| lines(added, 1, seen)) }
+    }
+}
+
+/// A row of what is normalised, and of what is added to it.
+#[derive(Clone, Copy)]
+struct RowsOf<'a> {
+    x: &'a [Line],
+    added: Option<&'a [Line]>,
+}
+
+/// What the activation sees: a point normalised, and what was added to it.
+#[inline(always)]
+fn normalised(x: &Line, added: Option<&Line>, norm: &Norm) -> Line {
+    let z = each(|l| (x[l] - norm.centre[l]) * norm.scale[l] + norm.shift[l]);
+    match added {
+        Some(added) => each(|l| z[l] + added[l]),
+        None => z,
+    }
+}
+
+/// The output's gradient of a point before the activation.
+#[inline(always)]
+fn before<F: Function>(f: F, x: &Line, added: Option<&Line>, norm: &Norm, dy: &Line) -> Line {
+    let z = normalised(x, added, norm);
+    each(|l| f.slope_at(z[l]) * dy[l])
+}
+
 /// Normalises.
-struct Forward {
-    source: Source,
+struct Forward<F> {
+    f: F,
+    inputs: Inputs,
     target: Target,
     rows: Rows,
     norms: Operand,
     find: Find,
 }
 
-impl Forward {
-    fn new(g: &Geometry, keeps: &Keeps) -> Forward {
+impl<F> Forward<F> {
+    fn new(f: F, g: &Geometry, keeps: &Keeps) -> Forward<F> {
         Forward {
-            source: Source::new(&g.inputs[0].layout, g.region.range(Axis::Channel)),
+            f,
+            inputs: Inputs::new(g, g.inputs.len()),
             target: Target::output(g),
-            rows: Rows::new(&g.region, 2),
+            rows: Rows::new(&g.region, 1 + g.inputs.len()),
             norms: keeps.norms,
             find: Find::new(g, keeps.over),
         }
     }
 }
 
-impl Plain for Forward {
+impl<F: Function> Plain for Forward<F> {
     #[inline(always)]
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
-        let (x, norms) = (operands.floats(Operand::Input(0)), records::<Norm>(operands, self.norms));
+        let norms = records::<Norm>(operands, self.norms);
         let columns = self.rows.columns();
-        let (seen, filled) = scratch.split_at_mut(self.source.scratch(points(columns)));
+        let (seen, filled) = scratch.split_at_mut(self.inputs.scratch(points(columns)));
         for row in self.rows.of(tile) {
-            let view = self.source.view(x, row.n, row.block, row.space(columns), seen);
+            let norm = &norms[self.find.record(row.n, row.block)];
+            let inputs = self.inputs.rows(operands, row, columns, seen);
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
                 let y = self.target.open(operands, row, columns, filled);
-                normalise(view.row(row.d, row.h, columns), &norms[self.find.record(row.n, row.block)], y);
+                match inputs.added {
+                    Some(added) => normalise(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, y),
+                    None => normalise(self.f, inputs.x.iter().map(|x| (x, None)), norm, y),
+                }
                 self.target.close(operands, row, columns, filled);
             }
         }
@@ -323,18 +415,23 @@ impl Plain for Forward {
 
 /// One row of the output.
 #[inline(always)]
-fn normalise(x: &[Line], norm: &Norm, y: &mut [Line]) {
-    let Norm { centre, scale, shift, .. } = *norm;
-    for (y, x) in y.iter_mut().zip(x) {
-        for l in 0..BLOCK {
-            y[l] = (x[l] - centre[l]) * scale[l] + shift[l];
-        }
+fn normalise<'a, F: Function>(
+    f: F,
+    points: impl Iterator<Item = (&'a Line, Option<&'a Line>)>,
+    norm: &Norm,
+    y: &mut [Line],
+) {
+    let norm = *norm;
+    for (y, (x, added)) in y.iter_mut().zip(points) {
+        let z = normalised(x, added, &norm);
+        *y = each(|l| f.value(z[l]));
     }
 }
 
 /// Sums of the output's gradient, and of it times the elements as seen from the centre.
-struct GradientStatistics {
-    x: Source,
+struct GradientStatistics<F> {
+    f: F,
+    inputs: Inputs,
     dy: Source,
     strips: Strips,
     norms: Operand,
@@ -342,13 +439,14 @@ struct GradientStatistics {
     find: Find,
 }
 
-impl GradientStatistics {
-    fn new(g: &Geometry, keeps: &Keeps) -> GradientStatistics {
-        let channels = g.region.range(Axis::Channel);
+impl<F> GradientStatistics<F> {
+    fn new(f: F, g: &Geometry, keeps: &Keeps) -> GradientStatistics<F> {
+        let inputs = keeps.inputs_of_slope(g);
         GradientStatistics {
-            x: Source::new(&g.inputs[0].layout, channels),
-            dy: Source::new(output_gradient(g), channels),
-            strips: Strips::new(g.output.shape, &g.region, 2),
+            f,
+            inputs: Inputs::new(g, inputs),
+            dy: Source::new(output_gradient(g), g.region.range(Axis::Channel)),
+            strips: Strips::new(g.output.shape, &g.region, 1 + inputs),
             norms: keeps.norms,
             sums: keeps.gradient_sums,
             find: Find::new(g, keeps.over),
@@ -356,63 +454,83 @@ impl GradientStatistics {
     }
 }
 
-impl Plain for GradientStatistics {
+impl<F: Function> Plain for GradientStatistics<F> {
     #[inline(always)]
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
-        let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
+        let dy = operands.floats(Operand::OutputGradient);
         let norms = records::<Norm>(operands, self.norms);
         let columns = self.strips.columns();
-        let (seen_x, seen_dy) = scratch.split_at_mut(self.x.scratch(points(columns)));
+        let (seen, seen_dy) = scratch.split_at_mut(self.inputs.scratch(points(columns)));
         for strip in self.strips.of(tile) {
             let norm = &norms[self.find.record(strip.n, strip.block)];
-            let (mut sums, mut along) = ([0f64; BLOCK], [0f64; BLOCK]);
+            let mut sums = [[0f64; BLOCK]; 2];
             for (d, h) in self.strips.rows(strip) {
-                let space = [(d, d + 1), (h, h + 1), columns];
-                let x = self.x.view(x, strip.n, strip.block, space, seen_x).row(d, h, columns);
-                let dy = self.dy.view(dy, strip.n, strip.block, space, seen_dy).row(d, h, columns);
-                gradient_moments(x, &norm.centre, dy, &mut sums, &mut along);
+                let row = Row { n: strip.n, d, h, block: strip.block, number: 0 };
+                let inputs = self.inputs.rows(operands, row, columns, seen);
+                let dy = self.dy.view(dy, row.n, row.block, row.space(columns), seen_dy).row(d, h, columns);
+                match inputs.added {
+                    Some(added) => {
+                        gradient_moments(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, dy, &mut sums)
+                    }
+                    None => gradient_moments(self.f, inputs.x.iter().map(|x| (x, None)), norm, dy, &mut sums),
+                }
             }
             // SAFETY: these columns of this strip are this tile's alone.
             let into = unsafe { operands.doubles_mut(self.sums, self.strips.place(strip, COLUMNS)) };
-            into[..BLOCK].copy_from_slice(&sums);
-            into[BLOCK..].copy_from_slice(&along);
+            into[..BLOCK].copy_from_slice(&sums[0]);
+            into[BLOCK..].copy_from_slice(&sums[1]);
         }
     }
 }
 
 /// Adds a row to the sums of dy and of dy·(x − centre).
 #[inline(always)]
-fn gradient_moments(x: &[Line], centre: &Line, dy: &[Line], sums: &mut [f64; BLOCK], along: &mut [f64; BLOCK]) {
-    let (mut s, mut a, centre) = (*sums, *along, *centre);
-    for (x, dy) in x.iter().zip(dy) {
+fn gradient_moments<'a, F: Function>(
+    f: F,
+    points: impl Iterator<Item = (&'a Line, Option<&'a Line>)>,
+    norm: &Norm,
+    dy: &[Line],
+    sums: &mut [[f64; BLOCK]; 2],
+) {
+    let ([mut s, mut a], norm) = (*sums, *norm);
+    for (dy, (x, added)) in dy.iter().zip(points) {
+        let g = before(f, x, added, &norm, dy);
         for l in 0..BLOCK {
-            let v = dy[l] as f64;
+            let v = g[l] as f64;
             s[l] += v;
-            a[l] += v * (x[l] - centre[l]) as f64;
+            a[l] += v * (x[l] - norm.centre[l]) as f64;
         }
     }
-    (*sums, *along) = (s, a);
+    *sums = [s, a];
 }
 
-/// The gradient of the input.
-struct InputGradient {
-    x: Source,
+/// The gradients of the inputs.
+struct InputGradient<F> {
+    f: F,
+    inputs: Inputs,
     dy: Source,
-    target: Target,
+    /// Of what is normalised and of what is added, where wanted.
+    targets: [Option<Target>; 2],
     rows: Rows,
     norms: Operand,
     slopes: Operand,
     find: Find,
 }
 
-impl InputGradient {
-    fn new(g: &Geometry, keeps: &Keeps) -> InputGradient {
-        let channels = g.region.range(Axis::Channel);
+impl<F> InputGradient<F> {
+    fn new(f: F, g: &Geometry, keeps: &Keeps) -> InputGradient<F> {
+        let wants = |i: usize| g.input_gradients.get(i).is_some_and(|wanted| wanted.is_some());
+        for i in (0..2).filter(|&i| wants(i) && !g.region.is_empty()) {
+            assert_eq!(wanted(g, i).1, g.region, "bug: a norm's gradients are those of the points it computes");
+        }
+        let targets = [0, 1].map(|i| wants(i).then(|| Target::input_gradient(g, i)));
+        let inputs = keeps.inputs_of_slope(g);
         InputGradient {
-            x: Source::new(&g.inputs[0].layout, channels),
-            dy: Source::new(output_gradient(g), channels),
-            target: Target::input_gradient(g, 0),
-            rows: Rows::new(&wanted(g, 0).1, 3),
+            f,
+            inputs: Inputs::new(g, inputs),
+            dy: Source::new(output_gradient(g), g.region.range(Axis::Channel)),
+            rows: Rows::new(&g.region, 1 + inputs + targets.iter().flatten().count()),
+            targets,
             norms: keeps.norms,
             slopes: keeps.slopes,
             find: Find::new(g, keeps.over),
@@ -420,34 +538,66 @@ impl InputGradient {
     }
 }
 
-impl Plain for InputGradient {
+impl<F: Function> Plain for InputGradient<F> {
     #[inline(always)]
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
-        let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
+        let dy = operands.floats(Operand::OutputGradient);
         let (norms, slopes) = (records::<Norm>(operands, self.norms), records::<Slope>(operands, self.slopes));
         let columns = self.rows.columns();
-        let (seen_x, rest) = scratch.split_at_mut(self.x.scratch(points(columns)));
-        let (seen_dy, filled) = rest.split_at_mut(self.dy.scratch(points(columns)));
+        let width = points(columns);
+        let (seen, rest) = scratch.split_at_mut(self.inputs.scratch(width));
+        let (seen_dy, rest) = rest.split_at_mut(self.dy.scratch(width));
+        let (filled, filled_added) = rest.split_at_mut(self.targets[0].as_ref().map_or(0, |t| t.scratch(width)));
         for row in self.rows.of(tile) {
             let record = self.find.record(row.n, row.block);
-            let x = self.x.view(x, row.n, row.block, row.space(columns), seen_x).row(row.d, row.h, columns);
+            let (norm, slope) = (&norms[record], &slopes[record]);
+            let inputs = self.inputs.rows(operands, row, columns, seen);
             let dy = self.dy.view(dy, row.n, row.block, row.space(columns), seen_dy).row(row.d, row.h, columns);
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
-                let dx = self.target.open(operands, row, columns, filled);
-                input_gradient(x, &norms[record].centre, dy, &slopes[record], dx, self.target.add);
-                self.target.close(operands, row, columns, filled);
+                for (i, target) in self.targets.iter().enumerate() {
+                    let Some(target) = target else { continue };
+                    let filled = if i == 0 { &mut *filled } else { &mut *filled_added };
+                    let dx = target.open(operands, row, columns, filled);
+                    let slope = (i == 0).then_some(slope);
+                    match inputs.added {
+                        Some(added) => {
+                            let points = inputs.x.iter().zip(added.iter().map(Some));
+                            input_gradient(self.f, points, norm, dy, slope, dx, target.add)
+                        }
+                        None => {
+                            let points = inputs.x.iter().map(|x| (x, None));
+                            input_gradient(self.f, points, norm, dy, slope, dx, target.add)
+                        }
+                    }
+                    target.close(operands, row, columns, filled);
+                }
             }
         }
     }
 }
 
-/// One row of the gradient of the input.
+/// One row of the gradient of what is normalised; without a slope, of what is added to it. The rows read stay in cache from
+/// one to the other.
 #[inline(always)]
-fn input_gradient(x: &[Line], centre: &Line, dy: &[Line], slope: &Slope, dx: &mut [Line], add: bool) {
-    let (Slope { scale, along, shift }, centre) = (*slope, *centre);
-    for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
-        let line = std::array::from_fn(|l| dy[l] * scale[l] + ((x[l] - centre[l]) * along[l] + shift[l]));
-        put(dx, &line, add);
+fn input_gradient<'a, F: Function>(
+    f: F,
+    points: impl Iterator<Item = (&'a Line, Option<&'a Line>)>,
+    norm: &Norm,
+    dy: &[Line],
+    slope: Option<&Slope>,
+    dx: &mut [Line],
+    add: bool,
+) {
+    let norm = *norm;
+    let all = dx.iter_mut().zip(dy).zip(points);
+    match slope.copied() {
+        Some(Slope { scale, along, shift }) => {
+            for ((dx, dy), (x, added)) in all {
+                let g = before(f, x, added, &norm, dy);
+                put(dx, &each(|l| g[l] * scale[l] + ((x[l] - norm.centre[l]) * along[l] + shift[l])), add);
+            }
+        }
+        None => all.for_each(|((dx, dy), (x, added))| put(dx, &before(f, x, added, &norm, dy), add)),
     }
 }

@@ -27,7 +27,7 @@ fn sigmoid(x: f64) -> f64 {
 }
 
 /// The function and its slope; where it has a kink, that of the flat side, or of the left one.
-fn at(function: &Activation, x: f64) -> (f64, f64) {
+pub(super) fn at(function: &Activation, x: f64) -> (f64, f64) {
     let inside = |yes: bool, slope: f64| if yes { slope } else { 0.0 };
     match *function {
         Activation::Relu => (x.max(0.0), inside(x > 0.0, 1.0)),

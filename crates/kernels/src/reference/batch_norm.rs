@@ -1,6 +1,7 @@
-//! Batch norm by its definition: mean and variance of a channel in two passes over batch and space.
+//! Batch norm by its definition: mean and variance of a channel in two passes over batch and space; then the second input, if
+//! there is one, is added and the activation applied.
 
-use super::{Array, Call, Gradients, Reference};
+use super::{Array, Call, Gradients, Reference, activation};
 use crate::Mode;
 use convoy_net::layers::BatchNorm;
 
@@ -30,19 +31,34 @@ fn normalised(layer: &BatchNorm, x: f64, (mean, variance): (f64, f64)) -> f64 {
     (x - mean) / (variance + layer.epsilon as f64).sqrt()
 }
 
+/// What the activation sees.
+fn sum(layer: &BatchNorm, call: &Call) -> Array {
+    let (x, weight, bias) = (&call.inputs[0], &call.parameters[0], &call.parameters[1]);
+    let statistics = statistics(call);
+    let mut y = Array::zeros(x.shape);
+    for at in y.indices() {
+        let c = at[1];
+        y[at] = weight[c] * normalised(layer, x[at], statistics[c]) + bias[c];
+        y[at] += call.inputs.get(1).map_or(0.0, |added| added[at]);
+    }
+    y
+}
+
 impl Reference for BatchNorm {
     fn forward(&self, call: &Call) -> Array {
-        let (x, weight, bias) = (&call.inputs[0], &call.parameters[0], &call.parameters[1]);
-        let statistics = statistics(call);
-        let mut y = Array::zeros(x.shape);
-        for at in y.indices() {
-            let c = at[1];
-            y[at] = weight[c] * normalised(self, x[at], statistics[c]) + bias[c];
+        let mut y = sum(self, call);
+        if let Some(function) = &self.activation {
+            y.data.iter_mut().for_each(|y| *y = activation::at(function, *y).0);
         }
         y
     }
 
     fn backward(&self, call: &Call, dy: &Array) -> Gradients {
+        let mut dy = dy.clone();
+        if let Some(function) = &self.activation {
+            let sum = sum(self, call);
+            dy.data.iter_mut().zip(&sum.data).for_each(|(dy, &z)| *dy *= activation::at(function, z).1);
+        }
         let (x, weight) = (&call.inputs[0], &call.parameters[0]);
         let statistics = statistics(call);
         let channels = x.shape.channels();
@@ -66,7 +82,8 @@ impl Reference for BatchNorm {
             };
             dx[at] = weight[c] * through / (statistics[c].1 + self.epsilon as f64).sqrt();
         }
-        Gradients { inputs: vec![dx], parameters: vec![dweight, dbias, vec![], vec![]] }
+        let inputs = if call.inputs.len() == 2 { vec![dx, dy] } else { vec![dx] };
+        Gradients { inputs, parameters: vec![dweight, dbias, vec![], vec![]] }
     }
 
     fn running(&self, call: &Call) -> Vec<Vec<f64>> {
@@ -89,13 +106,16 @@ impl Reference for BatchNorm {
 mod tests {
     use crate::reference::finite::check;
     use crate::twin::Problem;
-    use convoy_net::{Kind, Shape, layers::BatchNorm};
+    use convoy_net::{Kind, Shape, layers::Activation, layers::BatchNorm};
 
     #[test]
     fn gradients_are_differences() {
         for shape in [[3, 4, 1, 1, 1], [2, 3, 1, 3, 2], [1, 2, 2, 2, 3]] {
-            let layer = BatchNorm { epsilon: 0.01, momentum: 0.1 };
-            check(&Problem::new(Kind::BatchNorm(layer), &[Shape(shape)]));
+            for (activation, inputs) in [(None, 1), (Some(Activation::Tanh), 1), (None, 2), (Some(Activation::Silu), 2)]
+            {
+                let layer = BatchNorm { epsilon: 0.01, momentum: 0.1, activation };
+                check(&Problem::new(Kind::BatchNorm(layer), &vec![Shape(shape); inputs]));
+            }
         }
     }
 }

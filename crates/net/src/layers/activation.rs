@@ -28,8 +28,9 @@ pub enum Activation {
     HardSigmoid,
 }
 
-impl Operation for Activation {
-    fn infer(&self, inputs: &[Shape]) -> Result<Shape, Misfit> {
+impl Activation {
+    /// Whether its numbers are possible.
+    pub(crate) fn check(&self) -> Result<(), Misfit> {
         match *self {
             // Not a number is neither.
             Activation::Clip { low, high } if low.is_nan() || high.is_nan() || low > high => {
@@ -40,8 +41,15 @@ impl Operation for Activation {
                 let possible = "a finite number".to_string();
                 Err(Misfit::Range { what: "slope", found: slope.to_string(), possible })
             }
-            _ => only(inputs),
+            _ => Ok(()),
         }
+    }
+}
+
+impl Operation for Activation {
+    fn infer(&self, inputs: &[Shape]) -> Result<Shape, Misfit> {
+        self.check()?;
+        only(inputs)
     }
 
     fn maps(&self, _: &[Shape], _: Shape, _: usize) -> [AxisMap; 5] {

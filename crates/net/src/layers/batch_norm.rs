@@ -1,6 +1,7 @@
-//! Batch normalisation: each channel to mean 0 and deviation 1 over batch and space, then scaled and shifted.
+//! Batch normalisation: each channel to mean 0 and deviation 1 over batch and space, then scaled and shifted; with it, if
+//! wanted, the addition and the activation that often follow.
 
-use super::{Init, Operation, Parameter, Role, only, positive};
+use super::{Activation, Init, Operation, Parameter, Role, positive};
 use crate::{AxisMap, Misfit, Shape};
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +9,9 @@ use serde::{Deserialize, Serialize};
 ///
 /// PyTorch's conventions: the variance that divides is the biased one, the running variance is fed the unbiased one;
 /// running ← (1 − momentum)·running + momentum·batch. Evaluation uses the running statistics.
+///
+/// A second input is added to what is normalised, and the activation is applied last: one pass over memory where three
+/// layers need three ([`Network::fused`](crate::Network::fused)).
 ///
 /// Every axis reads [`AxisMap::Same`]: statistics travel as sums, not as regions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,6 +23,9 @@ pub struct BatchNorm {
     /// Share of the newest batch in the running statistics.
     #[serde(default = "momentum", skip_serializing_if = "is_momentum")]
     pub momentum: f32,
+    /// What follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Activation>,
 }
 
 fn epsilon() -> f32 {
@@ -36,7 +43,7 @@ fn is_momentum(value: &f32) -> bool {
 
 impl Default for BatchNorm {
     fn default() -> BatchNorm {
-        BatchNorm { epsilon: epsilon(), momentum: momentum() }
+        BatchNorm { epsilon: epsilon(), momentum: momentum(), activation: None }
     }
 }
 
@@ -47,7 +54,15 @@ impl Operation for BatchNorm {
             let possible = "from 0 to 1".to_string();
             return Err(Misfit::Range { what: "momentum", found: self.momentum.to_string(), possible });
         }
-        only(inputs)
+        if let Some(activation) = &self.activation {
+            activation.check()?;
+        }
+        match *inputs {
+            [input] => Ok(input),
+            [input, added] if added == input => Ok(input),
+            [first, other] => Err(Misfit::Disagree { first, other, along: "shape" }),
+            _ => Err(Misfit::Inputs { wanted: "one input, or two to add the second", found: inputs.len() }),
+        }
     }
 
     fn maps(&self, _: &[Shape], _: Shape, _: usize) -> [AxisMap; 5] {
