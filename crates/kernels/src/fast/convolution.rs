@@ -22,6 +22,7 @@ fn windowed(layer: &Convolution, g: &Geometry) -> Windowed {
         filters: layer.filters,
         bias: layer.bias,
         way: Way::Gather,
+        edge: layer.edge,
     }
 }
 

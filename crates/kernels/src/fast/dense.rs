@@ -7,14 +7,16 @@
 //! Always true
 //! - A target element is one chain in the order (source block, tap, channel), whatever the strips, groups and tiles.
 
-use super::isa::{Isa, isa};
-use super::phases::Phase;
+use super::isa::{Isa, isa, prefetch};
+use super::phases::{Phase, Tap};
 use super::sweep::{Start, Step, Sweep};
 use super::tiles;
 use super::weights::Pairs;
 use crate::{BLOCK, Kernel, Layout, Operand, Operands, Work};
 use std::ops::Range;
 
+/// Floats of the weights between two blocks at one tap.
+const PAIR: usize = BLOCK * BLOCK;
 /// Points of a strip.
 const STRIP: usize = 192;
 /// Bytes of weights that stay in the first-level cache while a strip passes.
@@ -24,15 +26,13 @@ const SOURCE_BYTES: usize = 320 << 10;
 /// Work of a unit at most, in floating-point operations.
 const UNIT_FLOPS: f64 = 50e6;
 
-/// Where the weights of a phase lie.
+/// How weights are stored.
 #[derive(Clone, Debug)]
-pub struct Place {
-    /// First float of the phase's weights.
-    pub base: usize,
-    /// Taps stored per pair of blocks.
-    pub taps: usize,
-    /// Number of a tap (depth, height, width) among those stored.
-    pub number: fn(&Phase, [usize; 3], [usize; 3]) -> usize,
+pub enum Stored {
+    /// By target blocks.
+    ByTarget,
+    /// By source blocks, as these pairs: with the sides swapped. Each group is turned around just before it is used.
+    BySource(Pairs),
 }
 
 /// A dense pass as a kernel.
@@ -48,6 +48,9 @@ pub struct Dense {
     target_layout: Layout,
     samples: Range<isize>,
     pairs: Pairs,
+    stored: Stored,
+    /// Taps of the window.
+    taps: usize,
     phases: Vec<Tables>,
     /// Units (phase, strip, range of target blocks) per tile.
     units_per_tile: usize,
@@ -66,20 +69,22 @@ pub struct Spec<'s> {
     pub samples: Range<isize>,
     /// Outer are target blocks, inner are source blocks.
     pub pairs: &'s Pairs,
-    pub phases: &'s [(Phase, Place)],
+    pub stored: Stored,
+    pub phases: &'s [Phase],
     pub kernel: [usize; 3],
 }
 
 /// One phase, worked out.
 struct Tables {
     phase: Phase,
-    base: usize,
-    taps: usize,
     strips: Strips,
     a_off: Vec<u32>,
     c_off: Vec<u32>,
     /// Steps of the target block that meets the most source blocks; others take the first of them.
     steps: Vec<Step>,
+    /// If weights are turned around: their source blocks and taps, step after step, and how many are before each step.
+    turned: Vec<(usize, usize)>,
+    turned_before: Vec<usize>,
     /// Steps before each source block, and all.
     before: Vec<usize>,
     /// Steps of a group.
@@ -155,40 +160,44 @@ fn distances(layout: &Layout, steps: [usize; 3]) -> [usize; 4] {
 }
 
 impl Tables {
-    fn new(spec: &Spec, phase: &Phase, place: &Place) -> Tables {
+    fn new(spec: &Spec, phase: &Phase) -> Tables {
         let (source, target) = (spec.source.1, spec.target.1);
         let [d, h, w] = &phase.0;
         let strips = Strips::new([spec.samples.len(), d.count, h.count, w.count]);
         let inner = spec.pairs.lines();
+        let turn = matches!(spec.stored, Stored::BySource(_));
         // Taps of a window row lie side by side in the source and in the weights: one step takes them all.
-        let number = |d, h, w| (place.number)(phase, [d, h, w], spec.kernel);
         let run = !spec.pairs.depthwise
             && w.taps.windows(2).all(|t| t[1].at == t[0].at + 1)
-            && (phase.taps() == 0 || (1..w.taps.len()).all(|i| number(0, 0, i) == number(0, 0, i - 1) + 1));
+            && (turn || w.taps.windows(2).all(|t| t[1].number == t[0].number + 1));
         let most = spec.pairs.meets.iter().map(|m| m.len()).max().unwrap_or(0);
-        let mut steps = vec![];
-        let mut before = vec![];
+        let all: usize = spec.kernel.iter().product();
+        let (mut steps, mut before) = (vec![], vec![]);
+        let (mut turned, mut turned_before) = (vec![], vec![0]);
         for block in 0..most {
             before.push(steps.len());
             let real = spec.pairs.real_lines(block);
             // Filler channels are passed over, tap by tap.
-            let (runs, taps) = if run && real == inner { (1, w.taps.len()) } else { (w.taps.len(), 1) };
-            for (i, depth) in d.taps.iter().enumerate() {
-                for (j, row) in h.taps.iter().enumerate() {
-                    for (k, column) in w.taps.iter().enumerate().take(runs) {
-                        let at = block * source.plane
-                            + depth.at * source.depth
-                            + row.at * source.row
-                            + column.at * source.block;
-                        let b = (block * place.taps + number(i, j, k)) * spec.pairs.line();
-                        steps.push(Step { a: at as isize, b: b as isize, len: taps * real });
-                    }
+            let taps = if run && real == inner { w.taps.len().max(1) } else { 1 };
+            for (depth, row) in d.taps.iter().flat_map(|d| h.taps.iter().map(move |h| (d, h))) {
+                let number = |w: &Tap| (depth.number * spec.kernel[1] + row.number) * spec.kernel[2] + w.number;
+                for columns in w.taps.chunks(taps) {
+                    let at = depth.at * source.depth + row.at * source.row + columns[0].at * source.block;
+                    let b = (block * all + number(&columns[0])) * spec.pairs.line();
+                    let a = block * source.plane + at;
+                    steps.push(Step { a: a as isize, b: b as isize, len: columns.len() * real });
+                    turned.extend(columns.iter().filter(|_| turn).map(|w| (block, number(w))));
+                    turned_before.push(turned.len());
                 }
             }
         }
         before.push(steps.len());
         let longest = steps.iter().map(|s| s.len).max().unwrap_or(1);
         let groups = steps.len().div_ceil((GROUP_BYTES / (longest * BLOCK * 4)).max(1)).max(1);
+        let group = steps.len().div_ceil(groups).max(1);
+        for (i, step) in steps.iter_mut().enumerate().filter(|_| turn) {
+            step.b = ((turned_before[i] - turned_before[i / group * group]) * PAIR) as isize;
+        }
         let flops = 2.0 * (strips.points() * steps.iter().map(|s| s.len).sum::<usize>() * BLOCK) as f64;
         let outer = spec.pairs.outer.blocks();
         let most = ((UNIT_FLOPS / flops.max(1.0)) as usize).clamp(1, outer);
@@ -200,29 +209,39 @@ impl Tables {
             a_off: strips.offsets(distances(source, [d.from_step, h.from_step, w.from_step])),
             c_off: strips.offsets(distances(target, [d.step, h.step, w.step])),
             phase: phase.clone(),
-            base: place.base,
-            taps: place.taps,
             before,
-            group: steps.len().div_ceil(groups).max(1),
+            group,
             steps,
+            turned,
+            turned_before,
             blocks,
             units: strips.count * spec.pairs.outer.blocks().div_ceil(blocks),
             strips,
         }
+    }
+
+    /// Floats of the largest group of weights that are turned around.
+    fn turned_floats(&self) -> usize {
+        let group = |i: usize| self.turned(i..(i + self.group).min(self.steps.len())).len() * PAIR;
+        (0..self.steps.len()).step_by(self.group).map(group).max().unwrap_or(0)
+    }
+
+    /// What is turned around for some steps.
+    fn turned(&self, steps: Range<usize>) -> &[(usize, usize)] {
+        &self.turned[self.turned_before[steps.start]..self.turned_before[steps.end]]
     }
 }
 
 impl Dense {
     pub fn new(spec: &Spec) -> Dense {
         let (source, target) = (spec.source.1, spec.target.1);
-        let phases: Vec<Tables> = spec.phases.iter().map(|(phase, place)| Tables::new(spec, phase, place)).collect();
+        let phases: Vec<Tables> = spec.phases.iter().map(|phase| Tables::new(spec, phase)).collect();
         let units: usize = phases.iter().map(|p| p.units).sum();
         let points = |p: &Tables| (spec.samples.len() * p.phase.points()) as f64;
         let multiplies = |p: &Tables| points(p) * (p.phase.taps() * spec.pairs.count * spec.pairs.line()) as f64;
         let flops = 2.0 * phases.iter().map(multiplies).sum::<f64>();
         let written = phases.iter().map(points).sum::<f64>() * (spec.pairs.outer.blocks() * BLOCK) as f64;
-        let weights =
-            phases.iter().map(|p| (p.phase.taps() * spec.pairs.count * spec.pairs.line()) as f64).sum::<f64>();
+        let weights = (spec.kernel.iter().product::<usize>() * spec.pairs.count * spec.pairs.line()) as f64;
         let read = (source.len / source.stored.size(convoy_net::Axis::Sample).max(1) * spec.samples.len()) as f64;
         let tiles = tiles::of_flops(flops).min(units.max(1));
         let units_per_tile = units.div_ceil(tiles).max(1);
@@ -237,6 +256,8 @@ impl Dense {
             target_layout: target.clone(),
             samples: spec.samples.clone(),
             pairs: spec.pairs.clone(),
+            stored: spec.stored.clone(),
+            taps: spec.kernel.iter().product(),
             phases,
             units_per_tile,
             tiles: units.div_ceil(units_per_tile),
@@ -244,8 +265,27 @@ impl Dense {
         }
     }
 
+    pub fn scratch(&self) -> usize {
+        self.phases.iter().map(Tables::turned_floats).max().unwrap_or(0)
+    }
+
+    /// Weights of a group of steps with their sides swapped.
+    fn turn(&self, turned: &[(usize, usize)], block: usize, stored: &Pairs, weights: &[f32], to: &mut [f32]) {
+        let first = self.pairs.meets[block].start;
+        let place =
+            |(inner, tap): (usize, usize)| (stored.number(first + inner, block) * self.taps + tap) * stored.line();
+        for (i, to) in (0..turned.len()).zip(to.chunks_exact_mut(PAIR)) {
+            // They are far apart, and the processor does not foresee them.
+            if let Some(ahead) = turned.get(i + 2) {
+                let ahead = weights[place(*ahead)..].as_ptr();
+                (0..stored.lines()).for_each(|line| prefetch(ahead.wrapping_add(line * BLOCK)));
+            }
+            self.isa.transpose(&weights[place(turned[i])..][..stored.line()], to);
+        }
+    }
+
     /// One strip of one phase, some target blocks.
-    fn unit(&self, p: &Tables, unit: usize, operands: &Operands) {
+    fn unit(&self, p: &Tables, unit: usize, operands: &Operands, scratch: &mut [f32]) {
         let strip = unit % p.strips.count;
         let first = unit / p.strips.count * p.blocks;
         let blocks = first..(first + p.blocks).min(self.pairs.outer.blocks());
@@ -272,21 +312,28 @@ impl Dense {
         let weights = operands.floats(self.weights);
         let source = |i: usize, j: usize| [d, h, w][i].from + j as isize * [d, h, w][i].from_step as isize;
         let source = self.source_layout.offset(n, 0, source(0, at[1]), source(1, at[2]), source(2, at[3]));
-        let one = |block: usize, group: usize| {
+        let mut one = |block: usize, group: usize| {
             let meets = &self.pairs.meets[block];
             let steps = &p.steps[..p.before[meets.len()]];
             let Some(steps) = steps.chunks(p.group).nth(group) else { return };
+            let weights = match &self.stored {
+                Stored::ByTarget => &weights[self.pairs.before[block] * self.taps * self.pairs.line()..],
+                Stored::BySource(stored) => {
+                    let first = group * p.group;
+                    self.turn(p.turned(first..first + steps.len()), block, stored, weights, scratch);
+                    &*scratch
+                }
+            };
             let start = match (group, &bias) {
                 (0, Some(bias)) => Start::Line(bias[block * BLOCK..][..BLOCK].as_ptr()),
                 (0, None) if !self.accumulate => Start::Zero,
                 _ => Start::Held,
             };
             let a = source + meets.start * self.source_layout.plane;
-            let b = p.base + self.pairs.before[block] * p.taps * self.pairs.line();
             let sweep = Sweep {
                 a: from[a..].as_ptr(),
                 a_off,
-                b: weights[b..].as_ptr(),
+                b: weights.as_ptr(),
                 steps,
                 ak: 1,
                 bk: BLOCK,
@@ -295,7 +342,7 @@ impl Dense {
                 c_off,
                 start,
             };
-            sweep.assert_inside(from.len() - a, weights.len() - b, to.bytes / 4 - target(block));
+            sweep.assert_inside(from.len() - a, weights.len(), to.bytes / 4 - target(block));
             // SAFETY: tables were made from the layouts of these operands, as asserted above; the strip's lines of this
             // block belong to this unit alone.
             unsafe { self.isa.sweep(&sweep) }
@@ -310,12 +357,12 @@ impl Dense {
 }
 
 impl Kernel for Dense {
-    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let units = tile * self.units_per_tile..(tile + 1) * self.units_per_tile;
         let mut before = 0;
         for p in &self.phases {
             for unit in units.start.max(before)..units.end.min(before + p.units) {
-                self.unit(p, unit - before, operands);
+                self.unit(p, unit - before, operands, scratch);
             }
             before += p.units;
         }

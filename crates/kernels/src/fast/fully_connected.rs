@@ -4,6 +4,7 @@ use super::phases::Window;
 use super::windowed::{Way, Windowed};
 use super::{Fast, Packing};
 use crate::{Geometry, Kernel, Pass, Stage};
+use convoy_net::Edge;
 use convoy_net::layers::FullyConnected;
 
 fn windowed(layer: &FullyConnected, g: &Geometry) -> Windowed {
@@ -16,6 +17,7 @@ fn windowed(layer: &FullyConnected, g: &Geometry) -> Windowed {
         filters: layer.outputs,
         bias: layer.bias,
         way: Way::Gather,
+        edge: Edge::Zero,
     }
 }
 

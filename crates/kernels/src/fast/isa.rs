@@ -17,6 +17,7 @@ pub struct Isa {
     sweep_lanes: unsafe fn(&Sweep),
     add: unsafe fn(*mut f32, *const f32, usize),
     sum: unsafe fn(*mut f32, *const f32, usize),
+    transpose: unsafe fn(*const f32, *mut f32),
     fma_loop: unsafe fn(usize) -> f32,
     /// Of F(4x4, 3x3) and F(2x2, 3x3).
     pub four: Transforms,
@@ -58,6 +59,22 @@ impl Isa {
         assert!(lines.len().is_multiple_of(BLOCK), "bug: part of a line");
         // SAFETY: both are as long as said.
         unsafe { (self.sum)(into.as_mut_ptr(), lines.as_ptr(), lines.len()) }
+    }
+}
+
+impl Isa {
+    /// Lines of up to 16 channels of 16 filters into 16 lines of 16 channels, filled up with zeros.
+    pub fn transpose(&self, from: &[f32], to: &mut [f32]) {
+        assert!(from.len() <= BLOCK * BLOCK && to.len() == BLOCK * BLOCK, "bug: more than a pair of blocks");
+        if from.len() == to.len() {
+            // SAFETY: both are 256 floats.
+            return unsafe { (self.transpose)(from.as_ptr(), to.as_mut_ptr()) };
+        }
+        for (filter, to) in to.chunks_exact_mut(BLOCK).enumerate() {
+            for (channel, to) in to.iter_mut().enumerate() {
+                *to = from.get(channel * BLOCK + filter).copied().unwrap_or(0.0);
+            }
+        }
     }
 }
 
@@ -150,6 +167,10 @@ macro_rules! instantiate {
                 unsafe { super::sum::<$simd, NV>(into, lines, len) }
             }
             $(#[target_feature(enable = $feature)])?
+            unsafe fn transpose(from: *const f32, to: *mut f32) {
+                unsafe { <$simd as Simd>::transpose(from, to) }
+            }
+            $(#[target_feature(enable = $feature)])?
             unsafe fn fma_loop(rounds: usize) -> f32 {
                 unsafe { super::fma_loop::<$simd>(rounds) }
             }
@@ -161,6 +182,7 @@ macro_rules! instantiate {
                 sweep_lanes,
                 add,
                 sum,
+                transpose,
                 fma_loop,
                 four: four::ALL,
                 two: two::ALL,

@@ -10,6 +10,11 @@
 //!
 //! Twin: the tests walk every tap of small windows.
 
+/// Pieces of a pass save at least one product in so many, and have so many points.
+const WORTH: usize = 32;
+// Tests have few points.
+const LEAST_POINTS: usize = if cfg!(test) { 4 } else { 96 };
+
 /// A window along one axis: output `i` reads inputs `i·stride − before + k·dilation`, `k < kernel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
@@ -78,6 +83,36 @@ impl Window {
     }
 }
 
+impl Along {
+    /// Work in products.
+    fn products(&self) -> usize {
+        self.count * self.taps.len()
+    }
+
+    /// The same in pieces whose taps all read from `0..size`: others are left out.
+    fn inside(&self, size: usize) -> Vec<Along> {
+        let reads = |j: usize, tap: &Tap| {
+            let source = self.from + (j * self.from_step + tap.at) as isize;
+            source >= 0 && source < size as isize
+        };
+        let mut pieces: Vec<Along> = vec![];
+        for j in 0..self.count {
+            let taps: Vec<Tap> = self.taps.iter().filter(|tap| reads(j, tap)).copied().collect();
+            match pieces.last_mut() {
+                Some(last) if last.taps == taps => last.count += 1,
+                _ => pieces.push(Along {
+                    start: self.start + (j * self.step) as isize,
+                    count: 1,
+                    from: self.from + (j * self.from_step) as isize,
+                    taps,
+                    ..*self
+                }),
+            }
+        }
+        pieces
+    }
+}
+
 /// A dense pass along depth, height and width.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase(pub [Along; 3]);
@@ -86,6 +121,23 @@ impl Phase {
     /// Taps in all.
     pub fn taps(&self) -> usize {
         self.0.iter().map(|along| along.taps.len()).product()
+    }
+
+    /// The same pass over so many samples of a source of such sizes, zero outside, in pieces that leave out taps which read
+    /// zeros only: where that saves work, and pieces do not become too small.
+    pub fn inside(self, sizes: [usize; 3], samples: usize) -> Vec<Phase> {
+        let mut pieces = self.0.each_ref().map(|along| vec![along.clone()]);
+        let least = |pieces: &[Along]| pieces.iter().map(|piece| piece.count).min().unwrap_or(0);
+        for axis in 0..3 {
+            let cut = self.0[axis].inside(sizes[axis]);
+            let (products, all) = (cut.iter().map(Along::products).sum::<usize>(), self.0[axis].products());
+            let before = std::mem::replace(&mut pieces[axis], cut);
+            let points = samples * pieces.each_ref().map(|p| least(p)).iter().product::<usize>();
+            if (all - products) * WORTH < all || points < LEAST_POINTS {
+                pieces[axis] = before;
+            }
+        }
+        combine(pieces)
     }
 
     /// Targets of one sample.
@@ -150,9 +202,19 @@ mod tests {
         met.sort();
         assert_eq!(met, expected, "{window:?} outputs {start}..{end}");
 
+        // Pieces leave out what reads outside, and nothing else.
+        let inside = |met: Vec<(isize, usize, isize)>| met.into_iter().filter(|(_, _, i)| (0..6).contains(i));
+        let gather = window.gather((start, end));
+        let pieces: Vec<_> = gather.inside(6).iter().flat_map(walk).collect();
+        assert_eq!(pieces, inside(walk(&gather)).collect::<Vec<_>>(), "{window:?} outputs {start}..{end}");
+
         let mut expected: Vec<_> =
             all.filter(|(_, _, i)| (start..end).contains(i)).map(|(o, k, i)| (i, k, o)).collect();
         let phases = window.spread((start, end));
+        for phase in &phases {
+            let pieces: Vec<_> = phase.inside(6).iter().flat_map(walk).collect();
+            assert_eq!(pieces, inside(walk(phase)).collect::<Vec<_>>(), "{window:?} inputs {start}..{end}");
+        }
         let mut met: Vec<_> = phases.iter().flat_map(walk).collect();
         expected.sort();
         met.sort();

@@ -23,6 +23,16 @@ pub trait Simd: Copy + 'static {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// 16 lines of 16 floats into the same with lines and columns swapped; both are 256 floats.
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, to: *mut f32) {
+        for i in 0..16 {
+            for j in 0..16 {
+                // SAFETY: the caller promises 256 floats in both.
+                unsafe { *to.add(16 * i + j) = *from.add(16 * j + i) }
+            }
+        }
+    }
     /// A hint that `p` will be read soon; any address will do.
     #[inline(always)]
     unsafe fn prefetch(p: *const f32) {
@@ -130,8 +140,40 @@ mod x86 {
             unsafe { _mm256_mul_ps(a, b) }
         }
         #[inline(always)]
+        unsafe fn transpose(from: *const f32, to: *mut f32) {
+            for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+                unsafe { transpose_eight(from.add(16 * i + j), to.add(16 * j + i)) }
+            }
+        }
+        #[inline(always)]
         unsafe fn prefetch(p: *const f32) {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(p as *const i8) }
+        }
+    }
+
+    /// 8 lines of 8 floats, lines 16 apart, with lines and columns swapped.
+    #[inline(always)]
+    unsafe fn transpose_eight(from: *const f32, to: *mut f32) {
+        unsafe {
+            // Halves of lines i and i + 4 side by side: then only pairs and quads within halves need to change places.
+            let mut x = [_mm256_setzero_ps(); 8];
+            for i in 0..4 {
+                let [low, high] = [16 * i, 16 * (i + 4)].map(|line| from.add(line));
+                x[i] = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high));
+                x[i + 4] = _mm256_insertf128_ps::<1>(
+                    _mm256_castps128_ps256(_mm_loadu_ps(low.add(4))),
+                    _mm_loadu_ps(high.add(4)),
+                );
+            }
+            for half in [0, 4] {
+                let (a, b) = (_mm256_unpacklo_ps(x[half], x[half + 1]), _mm256_unpacklo_ps(x[half + 2], x[half + 3]));
+                let (c, d) = (_mm256_unpackhi_ps(x[half], x[half + 1]), _mm256_unpackhi_ps(x[half + 2], x[half + 3]));
+                let to = to.add(16 * half);
+                _mm256_storeu_ps(to, _mm256_shuffle_ps::<0x44>(a, b));
+                _mm256_storeu_ps(to.add(16), _mm256_shuffle_ps::<0xee>(a, b));
+                _mm256_storeu_ps(to.add(32), _mm256_shuffle_ps::<0x44>(c, d));
+                _mm256_storeu_ps(to.add(48), _mm256_shuffle_ps::<0xee>(c, d));
+            }
         }
     }
 }

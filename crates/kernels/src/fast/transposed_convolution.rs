@@ -4,6 +4,7 @@ use super::convolution::windows;
 use super::windowed::{Way, Windowed};
 use super::{Fast, Packing};
 use crate::{Geometry, Kernel, Pass, Stage};
+use convoy_net::Edge;
 use convoy_net::layers::TransposedConvolution;
 
 fn windowed(layer: &TransposedConvolution, g: &Geometry) -> Windowed {
@@ -14,6 +15,7 @@ fn windowed(layer: &TransposedConvolution, g: &Geometry) -> Windowed {
         filters: layer.filters,
         bias: layer.bias,
         way: Way::Spread,
+        edge: Edge::Zero,
     }
 }
 

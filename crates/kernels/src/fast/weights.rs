@@ -3,13 +3,11 @@
 //!
 //! Only blocks that meet are there: with groups, a filter block meets the channel blocks of its groups. Where a pair of
 //! blocks holds several groups, weights between groups are filler, zero like that of channels and filters beyond the last.
-//! The adjoint (of all but depthwise ones) wants the same weights with filters and channels swapped and taps in the order of its phases; it works on a
-//! copy, made by [`Transpose`] in every step.
+//! The adjoint (of all but depthwise ones) wants the same weights with filters and channels swapped: `dense.rs` swaps those that
+//! it is about to use.
 
 use super::Packing;
-use super::phases::Phase;
-use super::tiles;
-use crate::{BLOCK, Kernel, Operand, Operands};
+use crate::BLOCK;
 use std::ops::Range;
 
 /// One side of a product over channels: so many channels in blocks of so many.
@@ -151,89 +149,6 @@ impl Pairs {
 /// A bias, filled up to whole blocks.
 pub fn bias_packing(outer: Side) -> Packing {
     Packing { len: outer.blocks() * BLOCK, places: (0..outer.channels as u32).collect() }
-}
-
-/// Where each phase of an adjoint has its weights in the transposed copy, in floats, and the length of all.
-pub fn bases(adjoint: &Pairs, phases: &[Phase]) -> (Vec<usize>, usize) {
-    let mut len = 0;
-    let bases = phases.iter().map(|phase| {
-        len += phase.taps() * adjoint.count * adjoint.line();
-        len - phase.taps() * adjoint.count * adjoint.line()
-    });
-    (bases.collect(), len)
-}
-
-/// Weights with the sides swapped: per phase `[channel block][filter block][tap of the phase][filter][channel 16]`.
-pub struct Transpose {
-    pairs: Pairs,
-    adjoint: Pairs,
-    /// Taps of the window in all.
-    taps: usize,
-    /// Per phase: where its weights begin, and the numbers of its taps in order.
-    phases: Vec<(usize, Vec<usize>)>,
-    /// Channel blocks of a tile.
-    blocks: usize,
-    pub tiles: usize,
-}
-
-impl Transpose {
-    pub fn new(pairs: Pairs, kernel: [usize; 3], phases: &[Phase]) -> Transpose {
-        let adjoint = pairs.adjoint();
-        let numbers = |phase: &Phase| {
-            let [d, h, w] = &phase.0;
-            let mut numbers = vec![];
-            for d in &d.taps {
-                for h in &h.taps {
-                    numbers.extend(w.taps.iter().map(|w| (d.number * kernel[1] + h.number) * kernel[2] + w.number));
-                }
-            }
-            numbers
-        };
-        let (bases, floats) = bases(&adjoint, phases);
-        let phases = bases.into_iter().zip(phases.iter().map(numbers)).collect();
-        let all = adjoint.outer.blocks();
-        let blocks = all.div_ceil(tiles::of_bytes(8.0 * floats as f64)).max(1);
-        Transpose { pairs, adjoint, taps: kernel.iter().product(), phases, blocks, tiles: all.div_ceil(blocks) }
-    }
-}
-
-impl Kernel for Transpose {
-    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
-        let blocks = tile * self.blocks..((tile + 1) * self.blocks).min(self.adjoint.outer.blocks());
-        blocks.for_each(|block| self.block(block, operands));
-    }
-}
-
-impl Transpose {
-    /// All pairs of one channel block.
-    fn block(&self, block: usize, operands: &Operands) {
-        let from = operands.floats(Operand::Parameter(0));
-        let line = self.pairs.line();
-        for (base, taps) in &self.phases {
-            let pairs = self.adjoint.before[block]..self.adjoint.before[block] + self.adjoint.meets[block].len();
-            let floats = taps.len() * self.adjoint.line();
-            // SAFETY: a tile writes the pairs of its own blocks of channels.
-            let to = unsafe {
-                operands.floats_mut(Operand::Internal(0), base + pairs.start * floats..base + pairs.end * floats)
-            };
-            for (filter, to) in self.adjoint.meets[block].clone().zip(to.chunks_exact_mut(floats.max(1))) {
-                let pair = self.pairs.number(filter, block);
-                for (tap, to) in taps.iter().zip(to.chunks_exact_mut(self.adjoint.line())) {
-                    let from = &from[(pair * self.taps + tap) * line..][..line];
-                    transpose(from, to);
-                }
-            }
-        }
-    }
-}
-
-/// Lines of up to 16 channels of 16 filters into 16 lines of 16 channels, filled up with zeros.
-pub fn transpose(from: &[f32], to: &mut [f32]) {
-    for (filter, to) in to.chunks_exact_mut(BLOCK).enumerate() {
-        for (channel, to) in to.iter_mut().enumerate() {
-            *to = from.get(channel * BLOCK + filter).copied().unwrap_or(0.0);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -4,17 +4,16 @@
 //! A convolution's forward gathers through its windows and its input gradient spreads; a transposed convolution's forward
 //! spreads and its input gradient gathers; a fully connected layer has one window as large as its input.
 
-use super::dense::{self, Dense, Place};
+use super::dense::{self, Dense, Stored};
 use super::phases::{Phase, Window, combine};
 use super::weight_gradient::{self, BiasGradient, WeightGradient};
-use super::weights::{Pairs, Side, Transpose, bases, bias_packing};
+use super::weights::{Pairs, Side, bias_packing};
 use super::winograd::{self, Direction, Size};
 use super::{Fast, Packing};
-use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage, Work};
-use convoy_net::{Axis, Region, Shape};
+use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage};
+use convoy_net::{Axis, Edge, Region, Shape};
 
-/// Numbers of transposed weights, of what Winograd's passes make on their way, and of sums of subtrees of leaves: pass `Transform(n)` writes `Internal(n)`.
-const TRANSPOSED: usize = 0;
+/// Numbers of what Winograd's passes make on their way, and of sums of subtrees of leaves: pass `Transform(n)` writes `Internal(n)`.
 const FORWARD: [usize; 3] = [1, 2, 3];
 const BACKWARD: [usize; 3] = [4, 5, 6];
 const GRADIENT: usize = 7;
@@ -37,17 +36,8 @@ pub struct Windowed {
     pub filters: usize,
     pub bias: bool,
     pub way: Way,
-}
-
-/// The number of a tap among all of the window.
-fn of_window(phase: &Phase, [d, h, w]: [usize; 3], kernel: [usize; 3]) -> usize {
-    let [depth, height, width] = &phase.0;
-    (depth.taps[d].number * kernel[1] + height.taps[h].number) * kernel[2] + width.taps[w].number
-}
-
-/// The number of a tap among those of its phase.
-fn of_phase(phase: &Phase, [d, h, w]: [usize; 3], _: [usize; 3]) -> usize {
-    (d * phase.0[1].taps.len() + h) * phase.0[2].taps.len() + w
+    /// What windows read beyond the input's edges; it is in the input's margins.
+    pub edge: Edge,
 }
 
 impl Windowed {
@@ -68,15 +58,16 @@ impl Windowed {
         }))
     }
 
-    /// The dense passes that compute `region` of the input's gradient.
-    fn backward_phases(&self, region: &Region) -> Vec<Phase> {
-        let back = match self.way {
-            Way::Gather => Way::Spread,
-            Way::Spread => Way::Gather,
-        };
-        let mut phases = self.phases(back, region);
+    /// The same where they have targets, without taps that read zeros beyond the edges of a source of this shape.
+    fn dense_phases(&self, way: Way, region: &Region, source: Shape) -> Vec<Phase> {
+        let mut phases = self.phases(way, region);
         phases.retain(|phase| phase.points() > 0);
-        phases
+        match self.edge {
+            Edge::Zero => {
+                phases.into_iter().flat_map(|p| p.inside(source.space(), region.size(Axis::Sample))).collect()
+            }
+            Edge::Periodic => phases,
+        }
     }
 
     /// This rank's share of the weights: filters outside, channels inside.
@@ -175,9 +166,7 @@ impl Windowed {
             g.region.range(Axis::Channel),
             "bug: some filters only"
         );
-        let place = Place { base: 0, taps: self.taps(), number: of_window };
-        let phases = self.phases(self.way, &g.region).into_iter().filter(|p| p.points() > 0);
-        let phases: Vec<_> = phases.map(|phase| (phase, place.clone())).collect();
+        let phases = self.dense_phases(self.way, &g.region, g.inputs[0].shape);
         Dense::new(&dense::Spec {
             source: (Operand::Input(0), &g.inputs[0].layout),
             target: (Operand::Output, &g.output.layout),
@@ -186,6 +175,7 @@ impl Windowed {
             accumulate: false,
             samples: g.region.start[0]..g.region.end[0],
             pairs: &pairs,
+            stored: Stored::ByTarget,
             phases: &phases,
             kernel: self.kernel(),
         })
@@ -194,37 +184,23 @@ impl Windowed {
     fn input_gradient(&self, g: &Geometry) -> Dense {
         let (layout, region) = wanted(g);
         assert_eq!(layout.stored.range(Axis::Channel), region.range(Axis::Channel), "bug: some channels only");
-        let adjoint = self.pairs(g).adjoint();
-        let phases = self.backward_phases(region);
-        let (bases, _) = bases(&adjoint, &phases);
-        let place = |(phase, base): (Phase, usize)| {
-            let place = match adjoint.depthwise {
-                true => Place { base: 0, taps: self.taps(), number: of_window },
-                false => Place { base, taps: phase.taps(), number: of_phase },
-            };
-            (phase, place)
+        let pairs = self.pairs(g);
+        let back = match self.way {
+            Way::Gather => Way::Spread,
+            Way::Spread => Way::Gather,
         };
-        let phases: Vec<_> = phases.into_iter().zip(bases).map(place).collect();
         Dense::new(&dense::Spec {
             source: (Operand::OutputGradient, gradient(g)),
             target: (Operand::InputGradient(0), layout),
-            weights: self.backward_weights(g),
+            weights: Operand::Parameter(0),
             bias: None,
             accumulate: g.accumulate[0],
             samples: region.start[0]..region.end[0],
-            pairs: &adjoint,
-            phases: &phases,
+            pairs: &pairs.adjoint(),
+            stored: if pairs.depthwise { Stored::ByTarget } else { Stored::BySource(pairs) },
+            phases: &self.dense_phases(back, region, g.output.shape),
             kernel: self.kernel(),
         })
-    }
-
-    /// What the input gradient multiplies with: depthwise weights need not be transposed.
-    fn backward_weights(&self, g: &Geometry) -> Operand {
-        if self.pairs(g).depthwise { Operand::Parameter(0) } else { Operand::Internal(TRANSPOSED) }
-    }
-
-    fn transpose(&self, g: &Geometry) -> Transpose {
-        Transpose::new(self.pairs(g), self.kernel(), &self.backward_phases(&wanted(g).1))
     }
 
     fn weight_gradient(&self, g: &Geometry) -> WeightGradient {
@@ -303,33 +279,17 @@ impl Windowed {
     }
 
     fn direct_input_gradient(&self, g: &Geometry) -> Vec<Stage> {
-        let mut stages = vec![];
-        let weights = self.backward_weights(g);
-        if weights == Operand::Internal(TRANSPOSED) {
-            let transpose = self.transpose(g);
-            let bytes = bases(&self.pairs(g).adjoint(), &self.backward_phases(&wanted(g).1)).1 * 4;
-            stages.push(Stage {
-                pass: Pass::Transform(TRANSPOSED),
-                reads: vec![Operand::Parameter(0)],
-                writes: vec![weights],
-                makes: vec![Make::Internal { number: TRANSPOSED, bytes }],
-                tiles: transpose.tiles,
-                scratch: 0,
-                work: Work { flops: 0.0, bytes: 2.0 * bytes as f64 },
-            });
-        }
         let pass = self.input_gradient(g);
         let held = g.accumulate[0].then_some(Operand::InputGradient(0));
-        stages.push(Stage {
+        vec![Stage {
             pass: Pass::InputGradient(0),
-            reads: [Operand::OutputGradient, weights].into_iter().chain(held).collect(),
+            reads: [Operand::OutputGradient, Operand::Parameter(0)].into_iter().chain(held).collect(),
             writes: vec![Operand::InputGradient(0)],
             makes: vec![],
             tiles: pass.tiles,
-            scratch: 0,
+            scratch: pass.scratch(),
             work: pass.work,
-        });
-        stages
+        }]
     }
 
     fn bias_stage(&self, g: &Geometry) -> Stage {
@@ -388,7 +348,6 @@ impl Fast for Windowed {
                 }
             }
             Pass::WeightGradient(1) => Box::new(self.bias_gradient(g)),
-            Pass::Transform(TRANSPOSED) => Box::new(self.transpose(g)),
             Pass::InputGradient(0) => Box::new(self.input_gradient(g)),
             _ => unreachable!("bug: a windowed layer has no pass {pass:?}"),
         }

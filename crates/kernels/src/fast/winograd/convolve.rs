@@ -3,7 +3,7 @@
 use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, plane};
 use crate::fast::isa::{Isa, isa};
 use crate::fast::sweep::{Start, Step, Sweep};
-use crate::fast::weights::{Pairs, transpose};
+use crate::fast::weights::Pairs;
 use crate::{BLOCK, Kernel, Layout, Make, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, Region};
 use std::ops::Range;
@@ -469,7 +469,7 @@ impl Kernel for Weights {
             let mut taps = &weights[pair * 9 * PAIR..][..9 * PAIR];
             if self.direction == Direction::Backward {
                 for (from, to) in taps.chunks_exact(PAIR).rev().zip(flipped.chunks_exact_mut(PAIR)) {
-                    transpose(from, to);
+                    self.isa.transpose(from, to);
                 }
                 taps = &flipped;
             }
