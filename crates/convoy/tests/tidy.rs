@@ -5,15 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// For each crate, the crates it may use.
-const EDGES: [(&str, &[&str]); 8] = [
+const EDGES: [(&str, &[&str]); 9] = [
     ("net", &[]),
     ("kernels", &["net"]),
     ("split", &["net"]),
     ("comm", &[]),
+    ("predict", &["net", "split", "kernels", "program"]),
     ("program", &["net", "split", "kernels"]),
     ("engine", &["net", "split", "kernels", "program", "comm"]),
     ("train", &["net", "split", "kernels", "program", "comm", "engine"]),
-    ("convoy", &["net", "split", "kernels", "program", "comm", "engine", "train"]),
+    ("convoy", &["net", "split", "kernels", "program", "comm", "engine", "train", "predict"]),
 ];
 
 /// Crates that may contain unsafe code; `comm` in its module `mpi` alone.

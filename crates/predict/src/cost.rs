@@ -1,0 +1,118 @@
+//! Costs: how long one core takes for an op.
+//!
+//! Roofline: operations at the core's speed or bytes at its share of the memory's, whichever takes longer. Where a [`Table`] was
+//! measured, the roofline's time is multiplied by how much longer ops of the same family and a similar size took.
+
+use convoy_kernels::{Pass, Work};
+use convoy_net::{Axis, Kind, Network};
+use convoy_program::{Action, Op, Program, Subject};
+
+use crate::machine::Nodes;
+
+/// What an op asks of a machine: work, and what it can be compared with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ask {
+    pub work: Work,
+    /// Ops of one family are alike but for their sizes.
+    pub family: String,
+    /// Logarithms to base 2 of channels read, channels written, points of a sample and samples.
+    pub size: [f64; 4],
+}
+
+/// What an op asks of a machine.
+pub fn ask(op: &Op, program: &Program, network: &Network) -> Ask {
+    match &op.action {
+        Action::Compute { subject: Subject::Layer(l), geometry, stage, .. } => {
+            let region = &geometry.region;
+            let points: usize = Axis::SPACE.iter().map(|&a| region.size(a)).product();
+            let read = geometry.inputs.first().map_or(1, |t| t.layout.stored.size(Axis::Channel));
+            let size = [read, region.size(Axis::Channel), points, region.size(Axis::Sample)];
+            let family = format!("{} {}", layer_family(&network.layers[l.0].kind), pass_name(stage.pass));
+            Ask { work: stage.work, family, size: size.map(|n| (n.max(1) as f64).log2()) }
+        }
+        Action::Compute { stage, .. } => Ask { work: stage.work, family: "loss".into(), size: [0.0; 4] },
+        Action::Update { stage, .. } => Ask { work: stage.work, family: "update".into(), size: [0.0; 4] },
+        _ => {
+            let bytes = op.accesses.iter().map(|a| {
+                let each = if program.buffers[a.buffer.0].layout.is_some() { 4 } else { 1 };
+                (a.region.len() * each) as f64
+            });
+            Ask { work: Work { flops: 0.0, bytes: bytes.sum() }, family: "move".into(), size: [0.0; 4] }
+        }
+    }
+}
+
+/// The kind of a layer, with its window where that decides which kernel runs.
+fn layer_family(kind: &Kind) -> String {
+    match kind {
+        Kind::Convolution(c) => {
+            let window = |n: &[usize]| n.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+            let depthwise = if c.groups > 1 { " in groups" } else { "" };
+            format!("convolution {} by {}{depthwise}", window(&c.windows.kernel), window(&c.windows.stride))
+        }
+        _ => kind.name().to_string(),
+    }
+}
+
+/// What people call a pass.
+fn pass_name(pass: Pass) -> &'static str {
+    match pass {
+        Pass::Transform(_) => "transform",
+        Pass::Forward => "forward",
+        Pass::Statistics => "statistics",
+        Pass::Coefficients => "coefficients",
+        Pass::InputGradient(_) => "input gradient",
+        Pass::WeightGradient(_) => "weight gradient",
+        Pass::GradientStatistics => "gradient statistics",
+        Pass::GradientCoefficients => "gradient coefficients",
+        Pass::Update => "update",
+    }
+}
+
+/// Seconds of one core for all of an op, by roofline; `bandwidth` is the core's share of its node's.
+pub fn roofline_seconds(work: &Work, nodes: &Nodes, bandwidth: f64) -> f64 {
+    (work.flops / nodes.core_flops).max(work.bytes / bandwidth)
+}
+
+/// How much longer than by roofline ops took on a machine.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    pub entries: Vec<Entry>,
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub family: String,
+    /// As in [`Ask`].
+    pub size: [f64; 4],
+    /// Measured seconds over the roofline's.
+    pub ratio: f64,
+}
+
+impl Table {
+    /// How much longer than by roofline: between measurements of the same family by distance, 1 where there are none.
+    ///
+    /// ```
+    /// use convoy_predict::{Entry, Table};
+    /// let entry = |x: f64, ratio| Entry { family: "f".into(), size: [x, 0.0, 0.0, 0.0], ratio };
+    /// let table = Table { entries: vec![entry(2.0, 1.0), entry(4.0, 4.0)] };
+    /// assert_eq!(table.ratio("f", &[4.0, 0.0, 0.0, 0.0]), 4.0);
+    /// // Halfway between, in logarithms.
+    /// assert!((table.ratio("f", &[3.0, 0.0, 0.0, 0.0]) - 2.0).abs() < 1e-12);
+    /// assert_eq!(table.ratio("g", &[3.0, 0.0, 0.0, 0.0]), 1.0);
+    /// ```
+    pub fn ratio(&self, family: &str, size: &[f64; 4]) -> f64 {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for entry in self.entries.iter().filter(|e| e.family == family) {
+            let square: f64 = entry.size.iter().zip(size).map(|(a, b)| (a - b) * (a - b)).sum();
+            if square == 0.0 {
+                return entry.ratio;
+            }
+            let weight = 1.0 / (square * square);
+            sum += weight * entry.ratio.ln();
+            weights += weight;
+        }
+        if weights > 0.0 { (sum / weights).exp() } else { 1.0 }
+    }
+}

@@ -1,0 +1,26 @@
+//! Predictions: how long a training step would take, and why.
+//!
+//! A [`Machine`] is a described or measured computer or cluster. [`simulate`] runs the programs of a job's ranks over it, op by
+//! op and message by message, and gives an [`Estimate`]: seconds by phase and layer, bytes, memory, the bottleneck by name.
+//! [`collective`] and [`closed`] have the published formulas beside which that can be held.
+//!
+//! Knows nothing of engines or transport: it reads the programs that they run.
+#![forbid(unsafe_code)]
+
+pub mod closed;
+pub mod collective;
+mod cost;
+mod error;
+mod estimate;
+mod fold;
+mod machine;
+mod script;
+mod simulate;
+
+pub use cost::{Ask, Entry, Table, ask, roofline_seconds};
+pub use error::{Error, Place};
+pub use estimate::{Estimate, Event, LayerTimes, Phases, chrome_trace};
+pub use fold::Folding;
+pub use machine::{Level, Machine, Nodes, Seat};
+pub use script::PassGroup;
+pub use simulate::{Collectives, MOST_UNLIKE, Question, Simulation, simulate};

@@ -1,0 +1,334 @@
+//! Scripts: what the simulator needs of a rank's program.
+//!
+//! A script has an entry for every op that computes or carries an activation to another rank. The many messages of a sum over
+//! ranks become one entry: which slices travel between whom does not matter to the time, and there are as many of them as the
+//! square of the ranks.
+//!
+//! Always true
+//! - An entry waits only for earlier ones, and only for what it reads or overwrites: that buffers share bytes, and that an op may
+//!   have to wait until they are free, is left out.
+//! - Ranks name a sum by the buffer that holds it, which all ranks have: no order of arrival is needed to match them.
+
+use crate::cost::{Ask, ask};
+use convoy_kernels::{Mode, Pass};
+use convoy_net::{LayerId, Network};
+use convoy_program::{Access, Action, BufferId, MemoryPlan, Op, Part, Program, Subject, What};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Why a message travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Carries {
+    /// Margins of a tensor that is where it is needed, or their gradients.
+    Halo,
+    /// A tensor, or its gradient, to ranks that need other samples or channels than they own.
+    Redistribution,
+}
+
+/// The kind of work of an entry, as people tell them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PassGroup {
+    Forward,
+    InputGradient,
+    WeightGradient,
+    Update,
+    /// Moving and clearing memory, sums over samples.
+    Other,
+}
+
+/// A sum over ranks: the buffer that holds it, and which one of those that are called the same.
+pub type SumKey = (What, usize);
+
+/// What an entry does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Doing {
+    Compute { ask: Ask, tiles: usize, part: PassGroup },
+    Send { to: usize, tag: u64, bytes: usize, carries: Carries },
+    Receive { from: usize, tag: u64, bytes: usize, carries: Carries },
+    /// `adds` where this rank has a part of it.
+    Sum { key: SumKey, bytes: usize, element_bytes: usize, adds: bool },
+}
+
+/// One entry of a script.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    pub name: String,
+    pub layer: Option<LayerId>,
+    pub doing: Doing,
+    pub after: Vec<usize>,
+    /// The program's own estimate.
+    pub seconds: f64,
+    /// Its longest remaining path: the most urgent is run first.
+    pub remaining: f64,
+}
+
+/// A rank's program as the simulator sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Script {
+    pub entries: Vec<Entry>,
+    /// Per sum: the ranks it is exchanged with.
+    pub peers: BTreeMap<SumKey, BTreeSet<usize>>,
+}
+
+/// Whether bytes of this buffer are activations; other buffers that travel are sums.
+fn is_tensor(what: What) -> bool {
+    matches!(what, What::Tensor(..) | What::Gradient(..) | What::Message)
+}
+
+fn tensor_of(what: What) -> Option<(LayerId, usize)> {
+    match what {
+        What::Tensor(l, k) | What::Gradient(l, k) => Some((l, k)),
+        _ => None,
+    }
+}
+
+fn layer_of(what: What) -> Option<LayerId> {
+    match what {
+        What::Tensor(l, _) | What::Gradient(l, _) | What::Parameter(l, _) | What::ParameterGradient(l, _) => Some(l),
+        What::State(l, _, _) => Some(l),
+        What::Internal(s, _) | What::Partial(s, _) | What::Sum(s, _) => subject_layer(s),
+        _ => None,
+    }
+}
+
+fn subject_layer(subject: Subject) -> Option<LayerId> {
+    match subject {
+        Subject::Layer(l) | Subject::Update(l, _) => Some(l),
+        Subject::Loss => None,
+    }
+}
+
+impl Script {
+    /// The script of a program.
+    pub fn of(program: &Program, network: &Network) -> Script {
+        let sums = Sums::of(program);
+        let tensors = message_tensors(program);
+        let mut script = Script { entries: vec![], peers: BTreeMap::new() };
+        // A sum stands where its last op stands: by then all that it waits for is written down.
+        let mut last: HashMap<usize, usize> = HashMap::new();
+        sums.of_op.iter().enumerate().for_each(|(i, sum)| {
+            sum.iter().for_each(|s| {
+                last.insert(*s, i);
+            })
+        });
+        // By op: its entry, where that is written down already.
+        let mut places: Vec<Option<usize>> = Vec::with_capacity(program.ops.len());
+        let mut waits: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (i, op) in program.ops.iter().enumerate() {
+            let sum = sums.of_op[i];
+            match (&op.action, sum) {
+                (Action::Send { to, .. }, Some(s)) => script.peer(&sums.all[s], to.0),
+                (Action::Receive { from, .. }, Some(s)) => script.peer(&sums.all[s], from.0),
+                _ => {}
+            }
+            let needed = op.after.iter().filter(|before| conflict(&program.ops[before.0], op));
+            let mut after: Vec<usize> = needed.filter_map(|before| places[before.0]).collect();
+            if let Some(s) = sum {
+                let waits = waits.entry(s).or_default();
+                waits.append(&mut after);
+                if last[&s] != i {
+                    places.push(None);
+                    continue;
+                }
+                after = std::mem::take(waits);
+            }
+            places.push(Some(script.entries.len()));
+            let entry = entry(op, program, network, sum.map(|s| &sums.all[s]), &tensors);
+            script.entries.push(Entry { after, ..entry });
+            if let Some(s) = sum {
+                let place = places[i];
+                (0..i).filter(|&j| sums.of_op[j] == Some(s)).for_each(|j| places[j] = place);
+            }
+        }
+        for entry in &mut script.entries {
+            entry.after.sort_unstable();
+            entry.after.dedup();
+        }
+        script.prioritise();
+        script
+    }
+
+    /// Longest remaining paths, from the programs' own estimates. A sum counts as what is added up, on whatever rank and however
+    /// it is cut: ranks that do the same must do it in the same order.
+    fn prioritise(&mut self) {
+        for i in (0..self.entries.len()).rev() {
+            let path = self.entries[i].remaining;
+            for before in self.entries[i].after.clone() {
+                let entry = &mut self.entries[before];
+                entry.remaining = entry.remaining.max(entry.seconds + path);
+            }
+        }
+    }
+
+    fn peer(&mut self, sum: &SumOver, rank: usize) {
+        self.peers.entry(sum.key).or_default().insert(rank);
+    }
+}
+
+/// Whether an op must wait for another because of what they touch, and not only because buffers share bytes: which ones do
+/// differs from rank to rank with the slices of sums.
+fn conflict(before: &Op, op: &Op) -> bool {
+    let meet = |a: &Access, b: &Access| {
+        a.buffer == b.buffer && (a.writes || b.writes) && !a.region.intersect(&b.region).is_empty()
+    };
+    op.accesses.iter().any(|a| before.accesses.iter().any(|b| meet(a, b)))
+}
+
+fn entry(
+    op: &Op,
+    program: &Program,
+    network: &Network,
+    sum: Option<&SumOver>,
+    tensors: &HashMap<BufferId, (LayerId, usize)>,
+) -> Entry {
+    let what = |part: &Part| tensor_of(program.buffers[part.buffer.0].what).or(tensors.get(&part.buffer).copied());
+    let carries = |part: &Part| match what(part) {
+        Some((_, k)) if k > 0 => Carries::Redistribution,
+        _ => Carries::Halo,
+    };
+    let name = program.describe(op, network);
+    let (name, layer, doing) = match (&op.action, sum) {
+        (_, Some(s)) => {
+            let layer = layer_of(s.key.0);
+            let of = layer.map_or("the loss".into(), |l| network.layers[l.0].name.clone());
+            let doing = Doing::Sum { key: s.key, bytes: s.bytes, element_bytes: s.element_bytes, adds: s.adds };
+            (format!("sum over ranks for {of}"), layer, doing)
+        }
+        (Action::Send { from, to, tag }, _) => {
+            let doing = Doing::Send { to: to.0, tag: *tag, bytes: from.bytes.len(), carries: carries(from) };
+            (name, what(from).map(|t| t.0), doing)
+        }
+        (Action::Receive { into, from, tag }, _) => {
+            (name, what(into).map(|t| t.0), Doing::Receive { from: from.0, tag: *tag, bytes: into.bytes.len(), carries: carries(into) })
+        }
+        (action, _) => {
+            let layer = match action {
+                Action::Compute { subject, .. } => subject_layer(*subject),
+                Action::Update { layer, .. } => Some(*layer),
+                _ => op.accesses.iter().find_map(|a| layer_of(program.buffers[a.buffer.0].what)),
+            };
+            (name, layer, Doing::Compute { ask: ask(op, program, network), tiles: op.tiles, part: part(action) })
+        }
+    };
+    let seconds = match &doing {
+        Doing::Sum { bytes, .. } => *bytes as f64 / 12e9 + 1e-6,
+        _ => op.seconds,
+    };
+    Entry { name, layer, doing, after: vec![], seconds, remaining: seconds }
+}
+
+fn part(action: &Action) -> PassGroup {
+    match action {
+        Action::Compute { subject: Subject::Layer(_), stage, .. } => match stage.pass {
+            Pass::InputGradient(_) | Pass::GradientStatistics | Pass::GradientCoefficients => PassGroup::InputGradient,
+            Pass::WeightGradient(_) => PassGroup::WeightGradient,
+            _ => PassGroup::Forward,
+        },
+        Action::Update { .. } => PassGroup::Update,
+        _ => PassGroup::Other,
+    }
+}
+
+/// The tensor that a message was taken from or goes to, of the two the one that is not the owner's.
+fn message_tensors(program: &Program) -> HashMap<BufferId, (LayerId, usize)> {
+    let mut tensors = HashMap::new();
+    for op in &program.ops {
+        if let Action::Copy { source, target, .. } = &op.action {
+            for (message, other) in [(source, target), (target, source)] {
+                let what = program.buffers[other.0].what;
+                if let (What::Message, Some(tensor)) = (program.buffers[message.0].what, tensor_of(what)) {
+                    tensors.insert(*message, tensor);
+                }
+            }
+        }
+    }
+    tensors
+}
+
+/// A sum over ranks in a program.
+struct SumOver {
+    key: SumKey,
+    bytes: usize,
+    element_bytes: usize,
+    /// Whether this rank has a part of it: it then sends more than its own slice of the result.
+    adds: bool,
+}
+
+/// All sums over ranks in a program, and which ops belong to which.
+struct Sums {
+    all: Vec<SumOver>,
+    of_op: Vec<Option<usize>>,
+}
+
+impl Sums {
+    fn of(program: &Program) -> Sums {
+        // Other ranks' parts are received beside the sum; combining says which sum they belong to.
+        let mut beside: HashMap<BufferId, (BufferId, usize)> = HashMap::new();
+        let mut own = HashMap::new();
+        for op in &program.ops {
+            if let Action::Combine { parts, into, number } = &op.action {
+                own.insert(into.buffer, into.bytes.clone());
+                for part in parts.iter().flatten() {
+                    beside.insert(part.buffer, (into.buffer, number.bytes()));
+                }
+            }
+        }
+        let mut sums = Sums { all: vec![], of_op: vec![] };
+        let mut numbers: HashMap<BufferId, usize> = HashMap::new();
+        let mut counts: HashMap<What, usize> = HashMap::new();
+        for op in &program.ops {
+            let buffer = match &op.action {
+                Action::Send { from: part, .. } | Action::Receive { into: part, .. } | Action::Combine { into: part, .. } => {
+                    Some(part.buffer).filter(|b| !is_tensor(program.buffers[b.0].what))
+                }
+                _ => None,
+            };
+            let number = buffer.map(|buffer| {
+                let home = beside.get(&buffer).map_or(buffer, |(home, _)| *home);
+                let bytes = beside.get(&home).map_or(4, |(_, bytes)| *bytes);
+                *numbers.entry(home).or_insert_with(|| {
+                    let what = program.buffers[home.0].what;
+                    let count = counts.entry(what).or_insert(0);
+                    let key = (what, *count);
+                    *count += 1;
+                    sums.all.push(SumOver { key, bytes: program.buffers[home.0].bytes, element_bytes: bytes, adds: false });
+                    sums.all.len() - 1
+                })
+            });
+            if let (Some(number), Action::Send { from, .. }) = (number, &op.action) {
+                sums.all[number].adds |= own.get(&from.buffer) != Some(&from.bytes);
+            }
+            sums.of_op.push(number);
+        }
+        sums
+    }
+}
+
+/// Bytes that an engine of this program and so many workers holds, if each of its sums over ranks ran over `ranks(key)` ranks
+/// rather than over those it was lowered for.
+pub fn memory_bytes(program: &Program, workers: usize, ranks: impl Fn(&SumKey) -> usize) -> usize {
+    let sums = Sums::of(program);
+    let mut program = program.clone();
+    let mut changed = false;
+    for (i, number) in sums.of_op.iter().enumerate() {
+        let (Some(number), Action::Combine { parts, into, .. }) = (number, program.ops[i].action.clone()) else {
+            continue;
+        };
+        let sum = &sums.all[*number];
+        let ranks = ranks(&sum.key);
+        // The first rank's slice is the largest.
+        let slice = (sum.bytes / sum.element_bytes).div_ceil(ranks) * sum.element_bytes;
+        for part in parts.into_iter().flatten().filter(|part| part.buffer != into.buffer) {
+            let buffer = &mut program.buffers[part.buffer.0];
+            changed |= buffer.bytes != slice * (ranks - 1);
+            buffer.bytes = slice * (ranks - 1);
+        }
+    }
+    if changed {
+        let results = match program.mode {
+            Mode::Train => vec![program.measured.0],
+            Mode::Evaluate => vec![program.measured.0, program.output.0],
+        };
+        MemoryPlan::make(&mut program, &results);
+    }
+    program.kept_bytes() + program.memory.step_bytes + workers * program.scratch() * 4
+}

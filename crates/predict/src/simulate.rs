@@ -1,0 +1,931 @@
+//! The simulator: runs the ranks' programs over a machine, on paper.
+//!
+//! Workers take tiles of the most urgent ready op, as the engine's do; ranks of a node share its cores; messages take their turn
+//! on links; sums over ranks run in the background, one after the other. What a rank's workers do not compute is booked to what
+//! they wait for.
+//!
+//! Always true
+//! - Events at equal times are taken in an order that follows from ranks and ops alone: the same question has the same answer.
+//! - Groups of ranks that do the same on the same kind of nodes are simulated once; only sums join them (`fold.rs`).
+//!
+//! Left out: that a worker looks after messages only between tiles; that sums slow halos down more than by sharing a link fairly.
+
+use crate::collective::{AllReduce, cheapest, hierarchical};
+use crate::cost::{Table, roofline_seconds};
+use crate::error::Error;
+use crate::estimate::{Estimate, Event, LayerTimes, Phases};
+use crate::fold::{Folded, Folding, fold};
+use crate::machine::{Machine, Seat};
+use crate::script::{Carries, Doing, Script, SumKey, memory_bytes};
+use convoy_net::{LayerId, Network};
+use convoy_program::{Options, Program, lower};
+use convoy_split::{Rank, Strategy};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+
+/// A job on a machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    pub network: &'a Network,
+    pub strategy: &'a Strategy,
+    pub options: &'a Options,
+    pub machine: &'a Machine,
+    /// How much longer than by roofline ops take, where that was measured.
+    pub table: Option<&'a Table>,
+    /// Workers of each rank; else as many as its share of the node's cores.
+    pub threads: Option<usize>,
+    /// Else as many as the machine says.
+    pub ranks_per_node: Option<usize>,
+    pub collectives: Collectives,
+    pub folding: Folding,
+}
+
+/// How sums over ranks are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Collectives {
+    /// As Convoy's programs do, in the same order on every run: slices straight to their reducers and back.
+    #[default]
+    Direct,
+    /// By whichever algorithm is cheapest, as libraries choose.
+    Cheapest,
+}
+
+/// Ranks that may have different work: each is lowered.
+pub const MOST_UNLIKE: usize = 64;
+
+/// Pieces of an op that are told apart on each worker.
+const PIECES: usize = 32;
+
+/// What a simulation found.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    pub estimate: Estimate,
+    /// What the ranks that were simulated did, if asked.
+    pub events: Vec<Event>,
+}
+
+/// Simulates one step.
+pub fn simulate(question: &Question, keep_events: bool) -> Result<Simulation, Error> {
+    let shapes = question.network.shapes(question.options.batch)?;
+    let folded = fold(question.network, &shapes, question.strategy, question.options, question.folding);
+    if folded.period > MOST_UNLIKE {
+        return Err(Error::Unlike { unlike: folded.period, ranks: question.strategy.ranks, most: MOST_UNLIKE });
+    }
+    let mut programs = vec![];
+    for rank in 0..folded.period {
+        programs.push(lower(question.network, &folded.strategy, Rank(rank), &folded.options)?);
+    }
+    let mut scripts: Vec<Script> = programs.iter().map(|p| Script::of(p, question.network)).collect();
+    agree(&mut scripts);
+    let outside = |entry: &crate::script::Entry| match &entry.doing {
+        Doing::Send { to: peer, .. } | Doing::Receive { from: peer, .. } => *peer >= folded.period,
+        _ => false,
+    };
+    assert!(!scripts.iter().flat_map(|s| &s.entries).any(outside), "bug: groups of ranks exchange more than sums");
+    let scene = Scene::new(question, folded, scripts);
+    let memory = scene.memory_bytes(&programs);
+    drop(programs);
+    let mut stage = Stage::new(&scene, keep_events);
+    stage.run();
+    Ok(stage.result(memory))
+}
+
+/// Of the two ends of a message only one may know that it is more than a halo: the one that does not own the tensor.
+fn agree(scripts: &mut [Script]) {
+    let mut gathers: BTreeSet<(usize, usize, u64)> = BTreeSet::new();
+    for (position, script) in scripts.iter().enumerate() {
+        for entry in &script.entries {
+            if let Doing::Receive { from, tag, carries: Carries::Redistribution, .. } = &entry.doing {
+                gathers.insert((*from, position, *tag));
+            }
+        }
+    }
+    for (position, script) in scripts.iter_mut().enumerate() {
+        for entry in &mut script.entries {
+            if let Doing::Send { to, tag, carries, .. } = &mut entry.doing
+                && gathers.contains(&(position, *to, *tag))
+            {
+                *carries = Carries::Redistribution;
+            }
+        }
+    }
+}
+
+/// A sum over some ranks of one group, or over the same ranks of all groups.
+struct Team {
+    /// Places in the group.
+    positions: Vec<usize>,
+    global: bool,
+    bytes: usize,
+    element_bytes: usize,
+}
+
+/// A rank that is simulated.
+#[derive(Clone, Copy, Debug)]
+struct Actor {
+    rank: usize,
+    position: usize,
+    group: usize,
+    seat: Seat,
+    threads: usize,
+    /// Ranks that do the same, this one included.
+    stands_for: usize,
+}
+
+/// What does not change while time goes by.
+struct Scene<'a> {
+    question: &'a Question<'a>,
+    folded: Folded,
+    scripts: Vec<Script>,
+    seats: Vec<Seat>,
+    actors: Vec<Actor>,
+    /// By group that is simulated: its first actor.
+    first_actor: HashMap<usize, usize>,
+    teams: Vec<Team>,
+    /// By position and sum: its team.
+    team_of: HashMap<(usize, SumKey), usize>,
+}
+
+impl<'a> Scene<'a> {
+    fn new(question: &'a Question<'a>, folded: Folded, scripts: Vec<Script>) -> Scene<'a> {
+        let machine = question.machine;
+        let seats = machine.seats(question.strategy.ranks, question.ranks_per_node);
+        let mut scene = Scene {
+            question,
+            folded,
+            scripts,
+            seats,
+            actors: vec![],
+            first_actor: HashMap::new(),
+            teams: vec![],
+            team_of: HashMap::new(),
+        };
+        scene.choose_actors();
+        scene.find_teams();
+        scene
+    }
+
+    /// Cuts ranks into pieces of whole groups on whole nodes; of pieces that are alike the first one acts.
+    fn choose_actors(&mut self) {
+        let (ranks, period) = (self.seats.len(), self.folded.period);
+        let is_cut = |r: usize| r % period == 0 && self.seats[r].node != self.seats[r - 1].node;
+        let mut cuts: Vec<usize> = (1..ranks).filter(|&r| is_cut(r)).collect();
+        cuts.insert(0, 0);
+        cuts.push(ranks);
+        let mut kinds: BTreeMap<Vec<(usize, usize, usize)>, (usize, usize)> = BTreeMap::new();
+        for (i, cut) in cuts.windows(2).enumerate() {
+            let first = self.seats[cut[0]].node;
+            let describe = |r: usize| {
+                let seat = &self.seats[r];
+                (seat.group, seat.neighbours, self.question.machine.level(first, seat.node))
+            };
+            kinds.entry((cut[0]..cut[1]).map(describe).collect()).or_insert((i, 0)).1 += 1;
+        }
+        let mut chosen: Vec<(usize, usize)> = kinds.into_values().collect();
+        chosen.sort_unstable();
+        for (piece, stands_for) in chosen {
+            for rank in cuts[piece]..cuts[piece + 1] {
+                let seat = self.seats[rank];
+                let cores = self.question.machine.groups[seat.group].cores;
+                let threads = self.question.threads.unwrap_or((cores / seat.neighbours).max(1));
+                let (group, position) = (rank / period, rank % period);
+                if position == 0 {
+                    self.first_actor.insert(group, self.actors.len());
+                }
+                self.actors.push(Actor { rank, position, group, seat, threads, stands_for });
+            }
+        }
+    }
+
+    /// Which ranks make each sum together.
+    fn find_teams(&mut self) {
+        let period = self.folded.period;
+        let mut keys: BTreeMap<SumKey, Vec<usize>> = BTreeMap::new();
+        for (position, script) in self.scripts.iter().enumerate() {
+            script.peers.keys().for_each(|key| keys.entry(*key).or_default().push(position));
+        }
+        for (key, positions) in keys {
+            let mut left: BTreeSet<usize> = positions.iter().copied().collect();
+            while let Some(start) = left.pop_first() {
+                let (mut team, mut next, mut global) = (vec![start], 0, false);
+                while let Some(&position) = team.get(next) {
+                    next += 1;
+                    for &peer in &self.scripts[position].peers[&key] {
+                        global |= peer / period != 0;
+                        if left.remove(&(peer % period)) {
+                            team.push(peer % period);
+                        }
+                    }
+                }
+                team.sort_unstable();
+                let size = self.scripts[start].entries.iter().find_map(|e| match &e.doing {
+                    Doing::Sum { key: k, bytes, element_bytes, .. } if *k == key => Some((*bytes, *element_bytes)),
+                    _ => None,
+                });
+                let (bytes, element_bytes) = size.expect("bug: peers without a sum");
+                team.iter().for_each(|&p| {
+                    self.team_of.insert((p, key), self.teams.len());
+                });
+                self.teams.push(Team { positions: team, global, bytes, element_bytes });
+            }
+        }
+    }
+
+    /// Ranks that a team has in the job that is asked about.
+    fn team_ranks(&self, team: &Team) -> usize {
+        team.positions.len() * if team.global { self.folded.groups } else { 1 }
+    }
+
+    /// What the heaviest rank holds.
+    fn memory_bytes(&self, programs: &[Program]) -> usize {
+        let threads = |position: usize| {
+            self.actors.iter().filter(|a| a.position == position).map(|a| a.threads).max().unwrap_or(1)
+        };
+        let of = |(position, program): (usize, &Program)| {
+            memory_bytes(program, threads(position), |key| match self.team_of.get(&(position, *key)) {
+                Some(&team) => self.team_ranks(&self.teams[team]),
+                None => 1,
+            })
+        };
+        programs.iter().enumerate().map(of).max().unwrap_or(0)
+    }
+
+    /// The share of its node's memory bandwidth that a core has.
+    fn core_bandwidth(&self, actor: &Actor) -> f64 {
+        let nodes = &self.question.machine.groups[actor.seat.group];
+        let busy = (actor.threads * actor.seat.neighbours).min(nodes.cores) as f64;
+        nodes.core_bandwidth.min(nodes.node_bandwidth / busy)
+    }
+
+    /// Seconds of a sum, and whether cores make it.
+    fn sum_seconds(&self, team: &Team, group: usize) -> (f64, bool) {
+        let (p, period) = (self.team_ranks(team), self.folded.period);
+        if p <= 1 {
+            return (0.0, false);
+        }
+        let groups = if team.global { 0..self.folded.groups } else { group..group + 1 };
+        let nodes: Vec<usize> =
+            groups.flat_map(|g| team.positions.iter().map(move |q| g * period + q)).map(|r| self.seats[r].node).collect();
+        let machine = self.question.machine;
+        // By level: how many of the team are as near as that, node by node.
+        let counts: Vec<HashMap<usize, usize>> = machine
+            .levels
+            .iter()
+            .map(|level| {
+                let mut count = HashMap::new();
+                nodes.iter().for_each(|node| *count.entry(node / level.nodes).or_insert(0) += 1);
+                count
+            })
+            .collect();
+        let near = |node: usize, level: usize| counts[level][&(node / machine.levels[level].nodes)];
+        let spreads: BTreeSet<Vec<usize>> =
+            nodes.iter().map(|&node| (0..machine.levels.len()).map(|l| near(node, l)).collect()).collect();
+        let bandwidth = self.actors.iter().map(|a| self.core_bandwidth(a)).fold(f64::INFINITY, f64::min);
+        // Every rank reads all parts of its slice and writes the sum.
+        let add = team.bytes as f64 * (1.0 + 1.0 / p as f64) / bandwidth;
+        let direct = spreads.iter().map(|spread| self.direct_seconds(spread, team.bytes as f64 / p as f64));
+        let direct = direct.fold(0.0, f64::max) + add;
+        let outermost = spreads.iter().map(|s| s.iter().position(|&n| n == p).unwrap_or(s.len() - 1)).max().unwrap_or(0);
+        let by_cores = machine.levels[outermost].by_cores;
+        let seconds = match self.question.collectives {
+            Collectives::Direct => direct,
+            Collectives::Cheapest => {
+                let elements = team.bytes as f64 / team.element_bytes as f64;
+                let add_seconds = 3.0 * team.element_bytes as f64 / bandwidth;
+                let level = &machine.levels[outermost];
+                let together = spreads.iter().map(|s| s[0]).max().unwrap_or(1);
+                let mut link = level.link(add_seconds);
+                let ring = AllReduce::Ring.seconds(p, elements, team.element_bytes as f64, link);
+                let inner = (together, machine.levels[0].link(add_seconds));
+                let by_node =
+                    hierarchical(inner, (p.div_ceil(together), link), 1.0, elements, team.element_bytes as f64);
+                // Partners at a distance: all ranks of a node use its links at once.
+                link.byte_seconds *= level.contention(if outermost > 0 { together } else { 1 });
+                let others = [AllReduce::RecursiveDoubling, AllReduce::Rabenseifner, AllReduce::Tree];
+                cheapest(&others, p, elements, team.element_bytes as f64, link).1.min(ring).min(by_node).min(direct)
+            }
+        };
+        (seconds, by_cores)
+    }
+
+    /// Two phases in which every rank sends a slice to every other; `spread` says how many of the team are how near.
+    fn direct_seconds(&self, spread: &[usize], slice_bytes: f64) -> f64 {
+        let (mut seconds, mut latency, mut nearer) = (0.0, 0.0f64, 1);
+        for (i, level) in self.question.machine.levels.iter().enumerate() {
+            let peers = (spread[i] - nearer.min(spread[i])) as f64;
+            if peers > 0.0 {
+                let contention = if level.nodes > 1 { level.contention(spread[0]) } else { 1.0 };
+                seconds += peers * (level.message_seconds + slice_bytes * contention / level.bandwidth);
+                latency = latency.max(level.latency_seconds);
+            }
+            nearer = spread[i].max(nearer);
+        }
+        2.0 * (seconds + latency)
+    }
+}
+
+/// What can happen, in the order in which it is taken at equal times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happens {
+    /// An actor's piece is done: actor, entry, worker.
+    Piece(usize, usize, usize),
+    /// A message left its sender.
+    Left(usize, usize),
+    /// A message arrived for an entry of an actor.
+    Arrived(usize, usize),
+    /// A sum of a team of a group is made.
+    Summed(usize, usize),
+    /// All of a team are ready for its sum. Last, so that sums that are ready at the same time start in the order of teams.
+    Met(usize, usize),
+}
+
+/// What changes about an actor.
+#[derive(Default)]
+struct State {
+    pending: Vec<u32>,
+    /// Pieces not yet taken, and not yet done.
+    to_take: Vec<u32>,
+    to_finish: Vec<u32>,
+    arrived: Vec<bool>,
+    posted: Vec<bool>,
+    /// When a receive's message was sent.
+    sent_at: Vec<f64>,
+    ready: BinaryHeap<(u64, Reverse<usize>)>,
+    idle_workers: BTreeSet<usize>,
+    /// Workers at work for messages and sums, by phase.
+    moving: [usize; 3],
+    /// Messages on their way here, and sums that are made.
+    halos: usize,
+    redistributions: usize,
+    sums: usize,
+    sums_free: f64,
+    since: f64,
+    phases: Phases,
+    layers: BTreeMap<usize, LayerTimes>,
+}
+
+/// A team whose members come together.
+#[derive(Default)]
+struct Meeting {
+    members: Vec<(usize, usize)>,
+    expected: usize,
+    began: f64,
+    seconds: f64,
+    by_cores: bool,
+}
+
+struct Stage<'a> {
+    scene: &'a Scene<'a>,
+    followers: Vec<Vec<Vec<usize>>>,
+    /// By position: (sender's position, tag) to the entry that receives.
+    receivers: Vec<HashMap<(usize, u64), usize>>,
+    /// By position and entry: the phase of what moves bytes.
+    moves: Vec<Vec<Option<usize>>>,
+    states: Vec<State>,
+    queue: BinaryHeap<Reverse<(u64, Happens)>>,
+    free_cores: HashMap<usize, usize>,
+    on_node: HashMap<usize, Vec<usize>>,
+    /// By level and node (or actor, where each has its own link) and direction: when each link is free.
+    links: HashMap<(usize, usize, bool), Vec<f64>>,
+    meetings: HashMap<(usize, usize), Meeting>,
+    now: f64,
+    events: Option<Vec<Event>>,
+    piece_began: HashMap<(usize, usize), f64>,
+}
+
+/// Places in [`State::moving`].
+const HALO: usize = 0;
+const REDISTRIBUTION: usize = 1;
+const REDUCTION: usize = 2;
+
+/// Order of times that are not negative.
+fn order(seconds: f64) -> u64 {
+    seconds.max(0.0).to_bits()
+}
+
+impl<'a> Stage<'a> {
+    fn new(scene: &'a Scene<'a>, keep_events: bool) -> Stage<'a> {
+        let followers = scene.scripts.iter().map(|script| {
+            let mut followers = vec![vec![]; script.entries.len()];
+            for (i, entry) in script.entries.iter().enumerate() {
+                entry.after.iter().for_each(|&before| followers[before].push(i));
+            }
+            followers
+        });
+        let receivers = scene.scripts.iter().map(|script| {
+            let receives = script.entries.iter().enumerate().filter_map(|(i, e)| match &e.doing {
+                Doing::Receive { from, tag, .. } => Some(((*from, *tag), i)),
+                _ => None,
+            });
+            receives.collect()
+        });
+        let (mut free_cores, mut on_node) = (HashMap::new(), HashMap::<usize, Vec<usize>>::new());
+        for (i, actor) in scene.actors.iter().enumerate() {
+            free_cores.insert(actor.seat.node, scene.question.machine.groups[actor.seat.group].cores);
+            on_node.entry(actor.seat.node).or_default().push(i);
+        }
+        let states = scene.actors.iter().map(|actor| {
+            let entries = &scene.scripts[actor.position].entries;
+            State {
+                pending: entries.iter().map(|e| e.after.len() as u32).collect(),
+                to_take: entries.iter().map(|e| pieces(&e.doing, actor.threads)).collect(),
+                to_finish: entries.iter().map(|e| pieces(&e.doing, actor.threads)).collect(),
+                arrived: vec![false; entries.len()],
+                posted: vec![false; entries.len()],
+                sent_at: vec![0.0; entries.len()],
+                idle_workers: (0..actor.threads).collect(),
+                ..State::default()
+            }
+        });
+        Stage {
+            followers: followers.collect(),
+            receivers: receivers.collect(),
+            moves: scene.scripts.iter().enumerate().map(|(position, script)| moves(position, script, scene)).collect(),
+            states: states.collect(),
+            queue: BinaryHeap::new(),
+            free_cores,
+            on_node,
+            links: HashMap::new(),
+            meetings: HashMap::new(),
+            now: 0.0,
+            events: keep_events.then(Vec::new),
+            piece_began: HashMap::new(),
+            scene,
+        }
+    }
+
+    fn run(&mut self) {
+        for actor in 0..self.states.len() {
+            for entry in 0..self.states[actor].pending.len() {
+                if self.states[actor].pending[entry] == 0 {
+                    self.offer(actor, entry);
+                }
+            }
+        }
+        let nodes: BTreeSet<usize> = self.on_node.keys().copied().collect();
+        nodes.into_iter().for_each(|node| self.dispatch(node));
+        while let Some(Reverse((time, happens))) = self.queue.pop() {
+            self.now = f64::from_bits(time);
+            match happens {
+                Happens::Piece(actor, entry, worker) => self.piece_done(actor, entry, worker),
+                Happens::Left(actor, entry) => self.complete(actor, entry),
+                Happens::Arrived(actor, entry) => self.arrived(actor, entry),
+                Happens::Summed(team, group) => self.summed(team, group),
+                Happens::Met(team, group) => self.begin_sum((team, group)),
+            }
+        }
+    }
+
+    /// Books the time since an actor's state last changed to what its workers did or waited for.
+    fn book(&mut self, actor: usize) {
+        let threads = self.scene.actors[actor].threads as f64;
+        let state = &mut self.states[actor];
+        let passed = self.now - state.since;
+        state.since = self.now;
+        let idle = passed * state.idle_workers.len() as f64 / threads;
+        let moved = state.moving.map(|workers| passed * workers as f64 / threads);
+        state.phases.halo += moved[HALO];
+        state.phases.redistribution += moved[REDISTRIBUTION];
+        state.phases.reduction += moved[REDUCTION];
+        state.phases.compute += passed - idle - moved.iter().sum::<f64>();
+        if state.halos > 0 {
+            state.phases.halo += idle;
+        } else if state.redistributions > 0 {
+            state.phases.redistribution += idle;
+        } else if state.sums > 0 {
+            state.phases.reduction += idle;
+        } else {
+            state.phases.wait += idle;
+        }
+    }
+
+    fn layer(&mut self, actor: usize, layer: Option<LayerId>) -> Option<&mut LayerTimes> {
+        layer.map(|l| self.states[actor].layers.entry(l.0).or_default())
+    }
+
+    /// An entry that waits for nothing any more.
+    fn offer(&mut self, actor: usize, entry: usize) {
+        let scene = self.scene;
+        let script = &scene.scripts[scene.actors[actor].position];
+        match &script.entries[entry].doing {
+            Doing::Compute { .. } => self.make_ready(actor, entry),
+            Doing::Send { to, .. } => {
+                if self.level(actor, *to).1.by_cores {
+                    self.make_ready(actor, entry)
+                } else {
+                    self.send(actor, entry)
+                }
+            }
+            Doing::Receive { .. } => {
+                self.states[actor].posted[entry] = true;
+                if self.states[actor].arrived[entry] {
+                    self.received(actor, entry);
+                }
+            }
+            Doing::Sum { key, .. } => self.meet(actor, entry, *key),
+        }
+    }
+
+    fn make_ready(&mut self, actor: usize, entry: usize) {
+        let script = &self.scene.scripts[self.scene.actors[actor].position];
+        let urgency = order(script.entries[entry].remaining);
+        self.states[actor].ready.push((urgency, Reverse(entry)));
+    }
+
+    /// The actor at a position of the same group.
+    fn peer(&self, actor: usize, position: usize) -> usize {
+        self.scene.first_actor[&self.scene.actors[actor].group] + position
+    }
+
+    /// The level through which an actor talks to a position of its group.
+    fn level(&self, actor: usize, position: usize) -> (usize, &'a crate::machine::Level) {
+        let machine = self.scene.question.machine;
+        let peer = self.peer(actor, position);
+        let level = machine.level(self.scene.actors[actor].seat.node, self.scene.actors[peer].seat.node);
+        (level, &machine.levels[level])
+    }
+
+    /// Gives free cores of a node to ranks that have pieces, to those with the fewest at work first.
+    fn dispatch(&mut self, node: usize) {
+        let here = self.on_node[&node].clone();
+        while self.free_cores[&node] > 0 {
+            let working = |actor: &usize| {
+                let state = &self.states[*actor];
+                self.scene.actors[*actor].threads - state.idle_workers.len()
+            };
+            let can = |actor: &&usize| {
+                let state = &self.states[**actor];
+                !state.ready.is_empty() && !state.idle_workers.is_empty()
+            };
+            let Some(&actor) = here.iter().filter(can).min_by_key(|actor| (working(actor), **actor)) else { return };
+            self.start_piece(actor);
+        }
+    }
+
+    fn start_piece(&mut self, actor: usize) {
+        self.book(actor);
+        let state = &mut self.states[actor];
+        let &(_, Reverse(entry)) = state.ready.peek().expect("bug: nothing is ready");
+        state.to_take[entry] -= 1;
+        if state.to_take[entry] == 0 {
+            state.ready.pop();
+        }
+        let worker = state.idle_workers.pop_first().expect("bug: no worker is idle");
+        self.moves[self.scene.actors[actor].position][entry].iter().for_each(|&phase| state.moving[phase] += 1);
+        *self.free_cores.get_mut(&self.scene.actors[actor].seat.node).expect("bug: no node") -= 1;
+        let seconds = self.piece_seconds(actor, entry);
+        if self.events.is_some() {
+            self.piece_began.insert((actor, worker), self.now);
+        }
+        self.queue.push(Reverse((order(self.now + seconds), Happens::Piece(actor, entry, worker))));
+    }
+
+    fn piece_seconds(&self, actor: usize, entry: usize) -> f64 {
+        let scene = self.scene;
+        let who = &scene.actors[actor];
+        let nodes = &scene.question.machine.groups[who.seat.group];
+        match &scene.scripts[who.position].entries[entry].doing {
+            doing @ Doing::Compute { ask, tiles, .. } => {
+                let ratio = scene.question.table.map_or(1.0, |table| table.ratio(&ask.family, &ask.size));
+                let all = roofline_seconds(&ask.work, nodes, scene.core_bandwidth(who)) * ratio;
+                (all + *tiles as f64 * nodes.tile_seconds) / pieces(doing, who.threads) as f64
+            }
+            Doing::Send { to: peer, bytes, .. } | Doing::Receive { from: peer, bytes, .. } => {
+                let level = self.level(actor, *peer).1;
+                level.message_seconds + *bytes as f64 / level.bandwidth
+            }
+            Doing::Sum { key, .. } => {
+                let team = scene.team_of[&(who.position, *key)];
+                self.meetings[&self.meeting_of(team, who.group)].seconds
+            }
+        }
+    }
+
+    fn piece_done(&mut self, actor: usize, entry: usize, worker: usize) {
+        self.book(actor);
+        let scene = self.scene;
+        let who = scene.actors[actor];
+        let node = who.seat.node;
+        let state = &mut self.states[actor];
+        state.idle_workers.insert(worker);
+        self.moves[who.position][entry].iter().for_each(|&phase| state.moving[phase] -= 1);
+        state.to_finish[entry] -= 1;
+        let over = state.to_finish[entry] == 0;
+        *self.free_cores.get_mut(&node).expect("bug: no node") += 1;
+        let what = &scene.scripts[who.position].entries[entry];
+        if let Doing::Compute { part, .. } = &what.doing {
+            let seconds = self.piece_seconds(actor, entry);
+            let part = *part;
+            if let Some(times) = self.layer(actor, what.layer) {
+                *times.compute.entry(part).or_insert(0.0) += seconds;
+            }
+        }
+        self.note(actor, Some(worker), entry);
+        if over {
+            if let Doing::Send { to, .. } = &what.doing {
+                let latency = self.level(actor, *to).1.latency_seconds;
+                self.deliver(actor, entry, self.now + latency);
+            }
+            if let Doing::Sum { .. } = &what.doing {
+                self.states[actor].sums -= 1;
+            }
+            self.complete(actor, entry);
+        }
+        self.dispatch(node);
+    }
+
+    fn note(&mut self, actor: usize, worker: Option<usize>, entry: usize) {
+        let who = &self.scene.actors[actor];
+        let began = worker.and_then(|w| self.piece_began.get(&(actor, w))).copied();
+        let (now, rank) = (self.now, who.rank);
+        if let (Some(events), Some(began)) = (&mut self.events, began) {
+            let name = self.scene.scripts[who.position].entries[entry].name.clone();
+            events.push(Event { rank, worker, name, start_seconds: began, end_seconds: now });
+        }
+    }
+
+    /// Puts a message on its link.
+    fn send(&mut self, actor: usize, entry: usize) {
+        let scene = self.scene;
+        let Doing::Send { to, bytes, .. } = &scene.scripts[scene.actors[actor].position].entries[entry].doing else {
+            unreachable!("bug: not a send")
+        };
+        let (number, level) = self.level(actor, *to);
+        let peer = self.peer(actor, *to);
+        let link = |who: usize, out: bool| match level.links {
+            Some(_) => (number, scene.actors[who].seat.node, out),
+            None => (number, usize::MAX - who, out),
+        };
+        let ends = [link(actor, true), link(peer, false)];
+        let ready = self.now + level.message_seconds;
+        let mut start = ready;
+        for end in ends {
+            let free = self.links.entry(end).or_insert_with(|| vec![0.0; level.links.unwrap_or(1)]);
+            start = start.max(free.iter().copied().fold(f64::INFINITY, f64::min));
+        }
+        // A sum that is made meanwhile takes its share of the link.
+        let slower = if self.states[actor].sums > 0 { 2.0 } else { 1.0 };
+        let off = start + slower * *bytes as f64 / level.bandwidth;
+        for end in ends {
+            let free = self.links.get_mut(&end).expect("bug: no link");
+            let first = free.iter_mut().min_by(|a, b| a.total_cmp(b)).expect("bug: no link");
+            *first = off;
+        }
+        self.deliver(actor, entry, off + level.latency_seconds);
+        self.queue.push(Reverse((order(off), Happens::Left(actor, entry))));
+    }
+
+    /// A message is on its way and arrives at a time.
+    fn deliver(&mut self, actor: usize, entry: usize, at: f64) {
+        let scene = self.scene;
+        let who = scene.actors[actor];
+        let what = &scene.scripts[who.position].entries[entry];
+        let Doing::Send { to, tag, bytes, carries } = &what.doing else { unreachable!("bug: not a send") };
+        let peer = self.peer(actor, *to);
+        let receive = self.receivers[*to].get(&(who.position, *tag));
+        let receive = *receive.expect("bug: a message that nobody receives");
+        self.book(peer);
+        match carries {
+            Carries::Halo => self.states[peer].halos += 1,
+            Carries::Redistribution => self.states[peer].redistributions += 1,
+        }
+        self.states[peer].sent_at[receive] = self.now;
+        if let Some(times) = self.layer(actor, what.layer) {
+            times.sent_bytes += *bytes as f64;
+        }
+        self.queue.push(Reverse((order(at), Happens::Arrived(peer, receive))));
+    }
+
+    fn arrived(&mut self, actor: usize, entry: usize) {
+        self.book(actor);
+        let scene = self.scene;
+        let who = scene.actors[actor];
+        let what = &scene.scripts[who.position].entries[entry];
+        let took = self.now - self.states[actor].sent_at[entry];
+        match self.moves[who.position][entry] {
+            Some(REDISTRIBUTION) => {
+                self.states[actor].redistributions -= 1;
+                self.layer(actor, what.layer).into_iter().for_each(|times| times.redistribution += took);
+            }
+            _ => {
+                self.states[actor].halos -= 1;
+                self.layer(actor, what.layer).into_iter().for_each(|times| times.halo += took);
+            }
+        }
+        if let Some(events) = &mut self.events {
+            let start_seconds = self.now - took;
+            let (rank, name) = (who.rank, what.name.clone());
+            events.push(Event { rank, worker: None, name, start_seconds, end_seconds: self.now });
+        }
+        self.states[actor].arrived[entry] = true;
+        if self.states[actor].posted[entry] {
+            self.received(actor, entry);
+        }
+    }
+
+    /// A message is here and wanted.
+    fn received(&mut self, actor: usize, entry: usize) {
+        let scene = self.scene;
+        let position = scene.actors[actor].position;
+        let Doing::Receive { from, .. } = &scene.scripts[position].entries[entry].doing else {
+            unreachable!("bug: not a receive")
+        };
+        if self.level(actor, *from).1.by_cores {
+            self.make_ready(actor, entry);
+            self.dispatch(scene.actors[actor].seat.node);
+        } else {
+            self.complete(actor, entry);
+        }
+    }
+
+    fn meeting_of(&self, team: usize, group: usize) -> (usize, usize) {
+        (team, if self.scene.teams[team].global { 0 } else { group })
+    }
+
+    /// A member of a team is ready for its sum.
+    fn meet(&mut self, actor: usize, entry: usize, key: SumKey) {
+        let scene = self.scene;
+        let who = scene.actors[actor];
+        let number = scene.team_of[&(who.position, key)];
+        let (team, place) = (&scene.teams[number], self.meeting_of(number, who.group));
+        let meeting = self.meetings.entry(place).or_insert_with(|| {
+            let is_member = |a: &&Actor| team.positions.contains(&a.position) && (team.global || a.group == who.group);
+            let expected = scene.actors.iter().filter(is_member).count();
+            let (seconds, by_cores) = scene.sum_seconds(team, who.group);
+            Meeting { expected, seconds, by_cores, ..Meeting::default() }
+        });
+        meeting.members.push((actor, entry));
+        if meeting.members.len() == meeting.expected {
+            self.queue.push(Reverse((order(self.now), Happens::Met(place.0, place.1))));
+        }
+    }
+
+    fn begin_sum(&mut self, place: (usize, usize)) {
+        let scene = self.scene;
+        let meeting = self.meetings.get_mut(&place).expect("bug: nobody met");
+        meeting.members.sort_unstable();
+        let (members, seconds, by_cores) = (meeting.members.clone(), meeting.seconds, meeting.by_cores);
+        let free = members.iter().map(|(a, _)| self.states[*a].sums_free).fold(self.now, f64::max);
+        meeting.began = self.now;
+        for &(member, of) in &members {
+            self.book(member);
+            self.states[member].sums += 1;
+            if by_cores {
+                self.make_ready(member, of);
+            } else {
+                self.states[member].sums_free = free + seconds;
+            }
+        }
+        if by_cores {
+            let nodes: BTreeSet<usize> = members.iter().map(|(a, _)| scene.actors[*a].seat.node).collect();
+            nodes.into_iter().for_each(|node| self.dispatch(node));
+        } else {
+            self.queue.push(Reverse((order(free + seconds), Happens::Summed(place.0, place.1))));
+        }
+    }
+
+    fn summed(&mut self, team: usize, group: usize) {
+        let meeting = self.meetings.remove(&(team, group)).expect("bug: a sum that nobody makes");
+        for (actor, entry) in meeting.members {
+            self.book(actor);
+            self.states[actor].sums -= 1;
+            let who = self.scene.actors[actor];
+            let what = &self.scene.scripts[who.position].entries[entry];
+            let (took, end_seconds) = (self.now - meeting.began, self.now);
+            self.layer(actor, what.layer).into_iter().for_each(|times| times.reduction += took);
+            if let Some(events) = &mut self.events {
+                let (rank, name, start_seconds) = (who.rank, what.name.clone(), meeting.began);
+                events.push(Event { rank, worker: None, name, start_seconds, end_seconds });
+            }
+            self.complete(actor, entry);
+        }
+    }
+
+    fn complete(&mut self, actor: usize, entry: usize) {
+        let position = self.scene.actors[actor].position;
+        for i in 0..self.followers[position][entry].len() {
+            let next = self.followers[position][entry][i];
+            self.states[actor].pending[next] -= 1;
+            if self.states[actor].pending[next] == 0 {
+                self.offer(actor, next);
+            }
+        }
+        self.dispatch(self.scene.actors[actor].seat.node);
+    }
+
+    fn result(mut self, memory_bytes: usize) -> Simulation {
+        let scene = self.scene;
+        let step_seconds = self.now;
+        (0..self.states.len()).for_each(|actor| self.book(actor));
+        let busiest = (0..self.states.len())
+            .max_by(|&a, &b| {
+                let compute = |i: usize| self.states[i].phases.compute;
+                compute(a).total_cmp(&compute(b)).then(b.cmp(&a))
+            })
+            .expect("bug: nobody was simulated");
+        let (mut sent_bytes, mut messages, mut busy, mut workers) = (0.0, 0.0, 0.0, 0.0);
+        for (actor, state) in scene.actors.iter().zip(&self.states) {
+            let times = actor.stands_for as f64;
+            let (bytes, count) = scene.sent(actor.position);
+            sent_bytes += bytes * times;
+            messages += count * times;
+            busy += state.phases.compute * actor.threads as f64 * times;
+            workers += actor.threads as f64 * times;
+        }
+        let machine = scene.question.machine;
+        let share = |seat: &Seat| machine.groups[seat.group].memory_bytes / seat.neighbours as f64;
+        let state = &self.states[busiest];
+        let estimate = Estimate {
+            step_seconds,
+            phases: state.phases,
+            layers: state.layers.clone(),
+            sent_bytes,
+            messages,
+            memory_bytes,
+            memory_limit_bytes: scene.seats.iter().map(share).fold(f64::INFINITY, f64::min),
+            efficiency: if step_seconds > 0.0 { busy / workers / step_seconds } else { 1.0 },
+            bottleneck: bottleneck(state, scene),
+            ranks: scene.question.strategy.ranks,
+            simulated_ranks: scene.actors.len(),
+            threads: scene.actors[busiest].threads,
+        };
+        Simulation { estimate, events: self.events.unwrap_or_default() }
+    }
+}
+
+/// By entry: the phase of what moves bytes. Only one end of a message knows why it travels.
+fn moves(position: usize, script: &Script, scene: &Scene) -> Vec<Option<usize>> {
+    let phase = |carries: Carries| match carries {
+        Carries::Halo => HALO,
+        Carries::Redistribution => REDISTRIBUTION,
+    };
+    let mut sent: HashMap<(usize, u64), Carries> = HashMap::new();
+    for (from, script) in scene.scripts.iter().enumerate() {
+        for entry in &script.entries {
+            if let Doing::Send { to, tag, carries, .. } = &entry.doing
+                && *to == position
+            {
+                sent.insert((from, *tag), *carries);
+            }
+        }
+    }
+    let entries = script.entries.iter().map(|entry| match &entry.doing {
+        Doing::Compute { .. } => None,
+        Doing::Sum { .. } => Some(REDUCTION),
+        Doing::Send { carries, .. } => Some(phase(*carries)),
+        Doing::Receive { from, tag, .. } => sent.get(&(*from, *tag)).map(|carries| phase(*carries)),
+    });
+    entries.collect()
+}
+
+/// Pieces of an entry that are told apart.
+fn pieces(doing: &Doing, threads: usize) -> u32 {
+    match doing {
+        Doing::Compute { tiles, .. } => (*tiles).clamp(1, PIECES * threads) as u32,
+        _ => 1,
+    }
+}
+
+impl Scene<'_> {
+    /// Bytes and messages that a rank at a position sends, in the job that is asked about, on average.
+    fn sent(&self, position: usize) -> (f64, f64) {
+        let script = &self.scripts[position];
+        let (mut bytes, mut messages) = (0.0, 0.0);
+        for entry in &script.entries {
+            match &entry.doing {
+                Doing::Send { bytes: b, .. } => {
+                    bytes += *b as f64;
+                    messages += 1.0;
+                }
+                Doing::Sum { key, bytes: b, adds, .. } => {
+                    let team = &self.teams[self.team_of[&(position, *key)]];
+                    let p = self.team_ranks(team) as f64;
+                    // Each of the reducers gets a slice of everyone and gives everyone the sum; short sums have few.
+                    let reducers = ((*b / team.element_bytes) as f64).min(p);
+                    let phases = 1.0 + f64::from(*adds);
+                    bytes += phases * *b as f64 * (p - 1.0) / p;
+                    messages += phases * reducers * (p - 1.0) / p;
+                }
+                _ => {}
+            }
+        }
+        (bytes, messages)
+    }
+}
+
+/// The phase that takes most of the time, with the layer that has most of it.
+fn bottleneck(state: &State, scene: &Scene) -> String {
+    let (phase, _) = state.phases.named().into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("bug: no phases");
+    let of = |times: &LayerTimes| match phase {
+        "compute" => times.compute.values().sum(),
+        "halo" => times.halo,
+        "reduction" => times.reduction,
+        "redistribution" => times.redistribution,
+        _ => 0.0,
+    };
+    let most = state.layers.iter().map(|(l, times)| (*l, of(times))).max_by(|a, b| a.1.total_cmp(&b.1));
+    match most.filter(|(_, seconds)| *seconds > 0.0) {
+        Some((layer, _)) => format!("{phase}, most of it for `{}`", scene.question.network.layers[layer].name),
+        None => phase.into(),
+    }
+}
