@@ -27,6 +27,10 @@ pub enum Error {
     NetworkFile { path: PathBuf, error: Box<convoy_net::Error> },
     #[error("{0}")]
     Engine(convoy_engine::Error),
+    #[error("{0}")]
+    Predict(Box<convoy_predict::Error>),
+    #[error("{}: {error}", path.display())]
+    MachineFile { path: PathBuf, error: Box<convoy_predict::Error> },
     #[error("{}: all {steps} steps of this run are done\n  help: --epochs or --steps with more than that to go on; \
              --weights {} to start a new run from it", run.display(), run.join("model.safetensors").display())]
     Ended { run: PathBuf, steps: u64 },
@@ -163,6 +167,11 @@ impl Error {
         move |cause| Error::File { action, path: path.into(), cause: Arc::new(cause) }
     }
 
+    /// An error about a flag that is no field.
+    pub(crate) fn flag(flag: &'static str, cause: impl fmt::Display) -> Error {
+        Error::Field { place: Place::Flag(flag), flaw: cause.to_string() }
+    }
+
     /// An error about a field, whatever its cause.
     pub(crate) fn at(key: &str, cause: impl fmt::Display) -> Error {
         Error::Field { place: Place::Field(key.into()), flaw: cause.to_string() }
@@ -184,6 +193,12 @@ impl From<convoy_train::data::DataError> for Error {
 impl From<convoy_net::Error> for Error {
     fn from(error: convoy_net::Error) -> Error {
         Error::Net(Box::new(error))
+    }
+}
+
+impl From<convoy_predict::Error> for Error {
+    fn from(error: convoy_predict::Error) -> Error {
+        Error::Predict(Box::new(error))
     }
 }
 

@@ -5,7 +5,8 @@
 //! over, and can be lowered in little time. A strategy whose samples are not cut has one group, and is itself.
 //!
 //! A group holds whole leaves or lies within one, and there are as many leaves as in the whole job, if either number divides the
-//! other and leaves are at most [`MOST_GROUPS`]; then programs are equal, elsewhere nearly so.
+//! other and a group has few ranks ([`MOST_LOWERED`]); then programs are equal, elsewhere nearly so: kernels' memory depends on how
+//! many leaves there are.
 //!
 //! Twin: the same simulation with every rank lowered; `tests/laws.rs` holds them together.
 
@@ -34,8 +35,8 @@ pub enum Folding {
     Nothing,
 }
 
-/// Groups that are lowered, at most.
-const MOST_GROUPS: usize = 8;
+/// Ranks that the job which is lowered may have, if groups allow: lowering takes time with their square.
+const MOST_LOWERED: usize = 32;
 
 /// Finds the groups of a job.
 pub fn fold(network: &Network, shapes: &[Shape], strategy: &Strategy, options: &Options, folding: Folding) -> Folded {
@@ -48,7 +49,7 @@ pub fn fold(network: &Network, shapes: &[Shape], strategy: &Strategy, options: &
         return Folded { period: strategy.ranks, groups, strategy: strategy.clone(), options: *options };
     }
     let period = strategy.ranks / groups;
-    let kept = groups.min(options.leaves.clamp(2, MOST_GROUPS));
+    let kept = groups.min(options.leaves.clamp(2, (MOST_LOWERED / period).max(2)));
     let few = |grid: &Grid| Placement::over(Grid { sample: grid.sample / groups * kept, ..*grid });
     let folded = Strategy {
         ranks: period * kept,

@@ -16,6 +16,7 @@ mod fold;
 mod machine;
 mod script;
 mod simulate;
+mod sum;
 
 pub use cost::{Ask, Entry, Table, ask, roofline_seconds};
 pub use error::{Error, Place};
@@ -23,4 +24,5 @@ pub use estimate::{Estimate, Event, LayerTimes, Phases, chrome_trace};
 pub use fold::Folding;
 pub use machine::{Level, Machine, Nodes, Seat};
 pub use script::PassGroup;
-pub use simulate::{Collectives, MOST_UNLIKE, Question, Simulation, simulate};
+pub use simulate::{MOST_UNLIKE, Question, Simulation, simulate};
+pub use sum::{Collectives, Sum};

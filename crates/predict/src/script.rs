@@ -41,11 +41,30 @@ pub type SumKey = (What, usize);
 /// What an entry does.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Doing {
-    Compute { ask: Ask, tiles: usize, part: PassGroup },
-    Send { to: usize, tag: u64, bytes: usize, carries: Carries },
-    Receive { from: usize, tag: u64, bytes: usize, carries: Carries },
+    Compute {
+        ask: Ask,
+        tiles: usize,
+        part: PassGroup,
+    },
+    Send {
+        to: usize,
+        tag: u64,
+        bytes: usize,
+        carries: Carries,
+    },
+    Receive {
+        from: usize,
+        tag: u64,
+        bytes: usize,
+        carries: Carries,
+    },
     /// `adds` where this rank has a part of it.
-    Sum { key: SumKey, bytes: usize, element_bytes: usize, adds: bool },
+    Sum {
+        key: SumKey,
+        bytes: usize,
+        element_bytes: usize,
+        adds: bool,
+    },
 }
 
 /// One entry of a script.
@@ -197,9 +216,11 @@ fn entry(
             let doing = Doing::Send { to: to.0, tag: *tag, bytes: from.bytes.len(), carries: carries(from) };
             (name, what(from).map(|t| t.0), doing)
         }
-        (Action::Receive { into, from, tag }, _) => {
-            (name, what(into).map(|t| t.0), Doing::Receive { from: from.0, tag: *tag, bytes: into.bytes.len(), carries: carries(into) })
-        }
+        (Action::Receive { into, from, tag }, _) => (
+            name,
+            what(into).map(|t| t.0),
+            Doing::Receive { from: from.0, tag: *tag, bytes: into.bytes.len(), carries: carries(into) },
+        ),
         (action, _) => {
             let layer = match action {
                 Action::Compute { subject, .. } => subject_layer(*subject),
@@ -277,7 +298,9 @@ impl Sums {
         let mut counts: HashMap<What, usize> = HashMap::new();
         for op in &program.ops {
             let buffer = match &op.action {
-                Action::Send { from: part, .. } | Action::Receive { into: part, .. } | Action::Combine { into: part, .. } => {
+                Action::Send { from: part, .. }
+                | Action::Receive { into: part, .. }
+                | Action::Combine { into: part, .. } => {
                     Some(part.buffer).filter(|b| !is_tensor(program.buffers[b.0].what))
                 }
                 _ => None,
@@ -290,7 +313,12 @@ impl Sums {
                     let count = counts.entry(what).or_insert(0);
                     let key = (what, *count);
                     *count += 1;
-                    sums.all.push(SumOver { key, bytes: program.buffers[home.0].bytes, element_bytes: bytes, adds: false });
+                    sums.all.push(SumOver {
+                        key,
+                        bytes: program.buffers[home.0].bytes,
+                        element_bytes: bytes,
+                        adds: false,
+                    });
                     sums.all.len() - 1
                 })
             });

@@ -10,13 +10,13 @@
 //!
 //! Left out: that a worker looks after messages only between tiles; that sums slow halos down more than by sharing a link fairly.
 
-use crate::collective::{AllReduce, cheapest, hierarchical};
 use crate::cost::{Table, roofline_seconds};
 use crate::error::Error;
 use crate::estimate::{Estimate, Event, LayerTimes, Phases};
 use crate::fold::{Folded, Folding, fold};
 use crate::machine::{Machine, Seat};
 use crate::script::{Carries, Doing, Script, SumKey, memory_bytes};
+use crate::sum::{Collectives, Sum};
 use convoy_net::{LayerId, Network};
 use convoy_program::{Options, Program, lower};
 use convoy_split::{Rank, Strategy};
@@ -38,16 +38,6 @@ pub struct Question<'a> {
     pub ranks_per_node: Option<usize>,
     pub collectives: Collectives,
     pub folding: Folding,
-}
-
-/// How sums over ranks are made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Collectives {
-    /// As Convoy's programs do, in the same order on every run: slices straight to their reducers and back.
-    #[default]
-    Direct,
-    /// By whichever algorithm is cheapest, as libraries choose.
-    Cheapest,
 }
 
 /// Ranks that may have different work: each is lowered.
@@ -259,68 +249,13 @@ impl<'a> Scene<'a> {
 
     /// Seconds of a sum, and whether cores make it.
     fn sum_seconds(&self, team: &Team, group: usize) -> (f64, bool) {
-        let (p, period) = (self.team_ranks(team), self.folded.period);
-        if p <= 1 {
-            return (0.0, false);
-        }
+        let period = self.folded.period;
         let groups = if team.global { 0..self.folded.groups } else { group..group + 1 };
-        let nodes: Vec<usize> =
-            groups.flat_map(|g| team.positions.iter().map(move |q| g * period + q)).map(|r| self.seats[r].node).collect();
-        let machine = self.question.machine;
-        // By level: how many of the team are as near as that, node by node.
-        let counts: Vec<HashMap<usize, usize>> = machine
-            .levels
-            .iter()
-            .map(|level| {
-                let mut count = HashMap::new();
-                nodes.iter().for_each(|node| *count.entry(node / level.nodes).or_insert(0) += 1);
-                count
-            })
-            .collect();
-        let near = |node: usize, level: usize| counts[level][&(node / machine.levels[level].nodes)];
-        let spreads: BTreeSet<Vec<usize>> =
-            nodes.iter().map(|&node| (0..machine.levels.len()).map(|l| near(node, l)).collect()).collect();
+        let ranks = groups.flat_map(|g| team.positions.iter().map(move |q| g * period + q));
+        let nodes: Vec<usize> = ranks.map(|r| self.seats[r].node).collect();
         let bandwidth = self.actors.iter().map(|a| self.core_bandwidth(a)).fold(f64::INFINITY, f64::min);
-        // Every rank reads all parts of its slice and writes the sum.
-        let add = team.bytes as f64 * (1.0 + 1.0 / p as f64) / bandwidth;
-        let direct = spreads.iter().map(|spread| self.direct_seconds(spread, team.bytes as f64 / p as f64));
-        let direct = direct.fold(0.0, f64::max) + add;
-        let outermost = spreads.iter().map(|s| s.iter().position(|&n| n == p).unwrap_or(s.len() - 1)).max().unwrap_or(0);
-        let by_cores = machine.levels[outermost].by_cores;
-        let seconds = match self.question.collectives {
-            Collectives::Direct => direct,
-            Collectives::Cheapest => {
-                let elements = team.bytes as f64 / team.element_bytes as f64;
-                let add_seconds = 3.0 * team.element_bytes as f64 / bandwidth;
-                let level = &machine.levels[outermost];
-                let together = spreads.iter().map(|s| s[0]).max().unwrap_or(1);
-                let mut link = level.link(add_seconds);
-                let ring = AllReduce::Ring.seconds(p, elements, team.element_bytes as f64, link);
-                let inner = (together, machine.levels[0].link(add_seconds));
-                let by_node =
-                    hierarchical(inner, (p.div_ceil(together), link), 1.0, elements, team.element_bytes as f64);
-                // Partners at a distance: all ranks of a node use its links at once.
-                link.byte_seconds *= level.contention(if outermost > 0 { together } else { 1 });
-                let others = [AllReduce::RecursiveDoubling, AllReduce::Rabenseifner, AllReduce::Tree];
-                cheapest(&others, p, elements, team.element_bytes as f64, link).1.min(ring).min(by_node).min(direct)
-            }
-        };
-        (seconds, by_cores)
-    }
-
-    /// Two phases in which every rank sends a slice to every other; `spread` says how many of the team are how near.
-    fn direct_seconds(&self, spread: &[usize], slice_bytes: f64) -> f64 {
-        let (mut seconds, mut latency, mut nearer) = (0.0, 0.0f64, 1);
-        for (i, level) in self.question.machine.levels.iter().enumerate() {
-            let peers = (spread[i] - nearer.min(spread[i])) as f64;
-            if peers > 0.0 {
-                let contention = if level.nodes > 1 { level.contention(spread[0]) } else { 1.0 };
-                seconds += peers * (level.message_seconds + slice_bytes * contention / level.bandwidth);
-                latency = latency.max(level.latency_seconds);
-            }
-            nearer = spread[i].max(nearer);
-        }
-        2.0 * (seconds + latency)
+        let sum = Sum { bytes: team.bytes, element_bytes: team.element_bytes, bandwidth };
+        sum.seconds(self.question.machine, &nodes, self.question.collectives)
     }
 }
 

@@ -60,7 +60,8 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     tell(&network, &bench, before.max(after), matches)
 }
 
-fn network(net: &Path, job: &Job) -> Result<Network, Error> {
+/// The network that a model's name or a file says.
+pub fn network(net: &Path, job: &Job) -> Result<Network, Error> {
     let name = net.to_string_lossy();
     let is_model = zoo::names().iter().any(|model| model.name == name);
     if !is_model && net.exists() {

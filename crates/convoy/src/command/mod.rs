@@ -8,6 +8,8 @@ mod eval;
 mod models;
 mod predict;
 mod progress;
+mod question;
+mod simulate;
 mod train;
 
 use crate::draft::Draft;
@@ -31,6 +33,7 @@ pub fn definition() -> Command {
         .subcommand(eval::definition())
         .subcommand(predict::definition())
         .subcommand(bench::definition())
+        .subcommand(simulate::definition())
         .subcommand(models::definition())
         .subcommand(check::definition())
         .subcommand(
@@ -56,6 +59,7 @@ pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
         Some(("eval", matches)) => eval::run(matches).map(|()| 0),
         Some(("predict", matches)) => predict::run(matches).map(|()| 0),
         Some(("bench", matches)) => bench::run(matches).map(|()| 0),
+        Some(("simulate", matches)) => simulate::run(matches).map(|()| 0),
         Some(("models", matches)) => models::run(matches).map(|()| 0),
         Some(("check", matches)) => check::run(matches).map(|()| 0),
         Some(("compare", matches)) => compare(matches),

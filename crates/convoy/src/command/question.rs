@@ -1,0 +1,145 @@
+//! What `simulate`, `plan` and `sweep` are asked about: a network, a batch, ranks, a machine.
+
+use super::{bench, field_argument, lay_flags, path, path_argument};
+use crate::draft::Draft;
+use crate::error::{Error, Errors};
+use crate::fields::{Field, Form};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches};
+use convoy_kernels::{Mode, Update};
+use convoy_net::{Network, Shape, suggestion};
+use convoy_predict::{Collectives, Folding, Machine, Question, Simulation, simulate};
+use convoy_program::Options;
+use convoy_split::Strategy;
+use std::path::Path;
+
+/// Ranks that a question may be about.
+const MOST_RANKS: u64 = 1 << 20;
+
+/// Everything a prediction needs but the strategy.
+pub struct Asked {
+    pub network: Network,
+    pub shapes: Vec<Shape>,
+    pub options: Options,
+    pub machine: Machine,
+    pub ranks: usize,
+    pub threads: Option<usize>,
+    pub ranks_per_node: Option<usize>,
+    pub collectives: Collectives,
+}
+
+/// The flags that all of these commands take.
+pub fn arguments() -> Vec<Arg> {
+    let own = |key: &str, default: &'static str, help: &'static str| {
+        let field = Field::find(key).expect("bug: a flag without a field");
+        field_argument(field).default_value(default).help(help).help_heading(None)
+    };
+    let plain = |key: &str| field_argument(Field::find(key).expect("bug: a flag without a field")).help_heading(None);
+    let number = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name("N").help(help).allow_negative_numbers(true)
+    };
+    vec![
+        path_argument("NET").required(true).help("a model's name (`convoy models`) or a network's file"),
+        own("train.batch", "64", "samples of a step, over all ranks"),
+        number("ranks", "ranks, each with its own memory and threads").default_value("1"),
+        path_argument("machine")
+            .long("machine")
+            .value_name("MACHINE")
+            .help("a machine's file, or the name of one that comes with Convoy [default: cpu-10g]"),
+        number("threads", "threads of each rank [default: its share of the node's cores]"),
+        number("ranks-per-node", "ranks on each node [default: as the machine says]"),
+        Arg::new("collectives")
+            .long("collectives")
+            .value_name("HOW")
+            .value_parser(PossibleValuesParser::new(["direct", "cheapest"]))
+            .default_value("direct")
+            .help("sums over ranks as Convoy makes them, or by the cheapest algorithm"),
+        plain("network.classes"),
+        plain("network.input"),
+        plain("train.winograd"),
+        plain("train.leaves"),
+    ]
+}
+
+impl Asked {
+    pub fn new(matches: &ArgMatches) -> Result<Asked, Errors> {
+        let mut draft = Draft::default();
+        lay_flags(&mut draft, matches);
+        let job = draft.job()?;
+        let network = bench::network(path(matches, "NET").unwrap_or(Path::new("")), &job)?;
+        let shapes = network.shapes(job.train.batch).map_err(Error::from)?;
+        let options = Options {
+            batch: job.train.batch,
+            mode: Mode::Train,
+            leaves: job.train.leaves,
+            winograd: job.train.winograd,
+            update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
+        };
+        let cheapest = matches.get_one::<String>("collectives").is_some_and(|word| word == "cheapest");
+        Ok(Asked {
+            network,
+            shapes,
+            options,
+            machine: machine(path(matches, "machine"))?,
+            ranks: whole(matches, "ranks", MOST_RANKS)?.expect("bug: it has a default"),
+            threads: whole(matches, "threads", 65536)?,
+            ranks_per_node: whole(matches, "ranks-per-node", 65536)?,
+            collectives: if cheapest { Collectives::Cheapest } else { Collectives::Direct },
+        })
+    }
+
+    /// What a person wrote, over these ranks.
+    pub fn strategy(&self, text: &str) -> Result<Strategy, Error> {
+        Strategy::parse(text, self.ranks, &self.network, &self.shapes).map_err(|error| Error::flag("strategy", error))
+    }
+
+    pub fn simulate(&self, strategy: &Strategy, keep_events: bool) -> Result<Simulation, Error> {
+        let question = Question {
+            network: &self.network,
+            strategy,
+            options: &self.options,
+            machine: &self.machine,
+            table: None,
+            threads: self.threads,
+            ranks_per_node: self.ranks_per_node,
+            collectives: self.collectives,
+            folding: Folding::Alike,
+        };
+        Ok(simulate(&question, keep_events)?)
+    }
+
+    /// The machine by name, with what it is.
+    pub fn machine_words(&self) -> String {
+        match self.machine.about.as_str() {
+            "" => self.machine.name.clone(),
+            about => format!("{}: {about}", self.machine.name),
+        }
+    }
+}
+
+/// A machine's file, or one that comes with Convoy.
+fn machine(given: Option<&Path>) -> Result<Machine, Error> {
+    let path = given.unwrap_or(Path::new("cpu-10g"));
+    let name = path.to_string_lossy();
+    if let Some(machine) = Machine::shipped(&name) {
+        return Ok(machine);
+    }
+    if !path.exists() && !name.contains(['/', '.']) {
+        let known: Vec<&str> = Machine::names().collect();
+        let meant =
+            suggestion(&name, known.iter().copied()).map_or(String::new(), |m| format!("did you mean `{m}`? Else "));
+        let flaw = format!("unknown machine `{name}`\n  help: {meant}one of {}, or a file", known.join(", "));
+        return Err(Error::flag("machine", flaw));
+    }
+    let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+    Machine::from_toml(&text).map_err(|error| Error::MachineFile { path: path.into(), error: Box::new(error) })
+}
+
+/// A number given as a flag that is no field of a job.
+fn whole(matches: &ArgMatches, flag: &'static str, most: u64) -> Result<Option<usize>, Error> {
+    let Some(text) = matches.get_one::<String>(flag) else { return Ok(None) };
+    let form = Form::UpTo(most);
+    let value = form.read_flag(text);
+    form.judge(&value).map_err(|flaw| Error::flag(flag, flaw))?;
+    Ok(value.as_integer().map(|n| n as usize))
+}
