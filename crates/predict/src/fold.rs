@@ -62,6 +62,11 @@ pub fn fold(network: &Network, shapes: &[Shape], strategy: &Strategy, options: &
     Folded { period, groups, strategy: folded, options }
 }
 
+/// Ranks that have different work under a strategy: those of one group.
+pub fn unlike(shapes: &[Shape], strategy: &Strategy, options: &Options) -> usize {
+    strategy.ranks / groups(shapes, strategy, options.batch)
+}
+
 /// The most groups into which ranks can be cut, such that each has the same samples of every layer.
 fn groups(shapes: &[Shape], strategy: &Strategy, batch: usize) -> usize {
     let in_order = |p: &Placement| {

@@ -110,6 +110,9 @@ struct Team {
     element_bytes: usize,
 }
 
+/// How a rank sits: kind of node, ranks on it, level to the first node of its piece.
+type Place = (usize, usize, usize);
+
 /// A rank that is simulated.
 #[derive(Clone, Copy, Debug)]
 struct Actor {
@@ -158,11 +161,12 @@ impl<'a> Scene<'a> {
     /// Cuts ranks into pieces of whole groups on whole nodes; of pieces that are alike the first one acts.
     fn choose_actors(&mut self) {
         let (ranks, period) = (self.seats.len(), self.folded.period);
-        let is_cut = |r: usize| r % period == 0 && self.seats[r].node != self.seats[r - 1].node;
+        let is_cut = |r: usize| r.is_multiple_of(period) && self.seats[r].node != self.seats[r - 1].node;
         let mut cuts: Vec<usize> = (1..ranks).filter(|&r| is_cut(r)).collect();
         cuts.insert(0, 0);
         cuts.push(ranks);
-        let mut kinds: BTreeMap<Vec<(usize, usize, usize)>, (usize, usize)> = BTreeMap::new();
+        // By how a piece sits: the first of its kind, and how many there are.
+        let mut kinds: BTreeMap<Vec<Place>, (usize, usize)> = BTreeMap::new();
         for (i, cut) in cuts.windows(2).enumerate() {
             let first = self.seats[cut[0]].node;
             let describe = |r: usize| {
