@@ -143,6 +143,18 @@ pub fn network(job: &Job) -> Result<Network, Errors> {
     Ok(network)
 }
 
+/// The network of a job by itself: a model's own input and classes where the job does not say.
+pub fn network_alone(job: &Job) -> Result<Network, Errors> {
+    let network = match (&job.network.file, &job.network.model) {
+        (Some(path), _) => read_network(path)?,
+        (None, name) => {
+            let options = ModelOptions { classes: job.network.classes, input: job.network.input.clone() };
+            zoo::model(name.as_deref().unwrap_or_default(), options)?.fused()
+        }
+    };
+    Ok(network)
+}
+
 fn model(job: &Job, name: &str, shape: Shape, classes: Option<usize>) -> Result<Network, Errors> {
     let [_, channels, depth, height, width] = shape.0;
     let usual = zoo::names().iter().find(|model| model.name == name).map_or(3, |model| model.input.len());

@@ -190,6 +190,12 @@ fn predictions_are_the_networks_outputs() {
     // Ten floats each, at the end of the file; an image's outputs do not depend on what else is in the batch.
     assert_eq!(all[all.len() - 40..], last[last.len() - 40..]);
     assert_ne!(all[all.len() - 40..], all[all.len() - 80..all.len() - 40]);
+    // A model by itself has its own input and classes, whatever data there are.
+    let wide = "train --model resnet20 --data synthetic:3x32x32:2 --batch 2 --steps 1 --test-data none";
+    let weights = format!("{}/model.safetensors", place.json(wide)["run"].as_str().unwrap());
+    convoy_train::data::write_npy(&place.path().join("wide.npy"), &[1, 3, 32, 32], &[0.5; 3072]).unwrap();
+    let said = place.good(&format!("predict --model resnet20 --weights {weights} --input wide.npy --out wide-y.npy"));
+    assert_eq!(said, "wide-y.npy: 1x10\n");
     place.file("a.png", PNG);
     place.file("b.png", PNG);
     let table = place.good(&format!("predict {run} --input a.png b.png"));

@@ -72,6 +72,7 @@ fn numbers_that_are_not_possible() {
     );
     check(&place, "train --threads 257", "error: --threads: 257 is not a whole number from 1 to 256");
     check(&place, "train --lr -1", "error: --lr: -1 is not possible\n  help: above 0");
+    check(&place, "train --lr 1e39", "error: --lr: 1e39 is not possible\n  help: at most 3e38");
     check(&place, "train --lr fast", "error: --lr: \"fast\" is not a number");
     check(&place, "train --momentum 1", "error: --momentum: 1 is not possible\n  help: from 0 to below 1");
     check(
@@ -258,6 +259,15 @@ fn weights_that_do_not_fit_are_all_listed() {
         )
     );
     assert_eq!(std::fs::read_dir(place.path().join("runs")).unwrap().count(), before);
+    // A run has its own network.
+    for flag in ["--model lenet", "--classes 10", "--loss dice"] {
+        let ran = place.run(&format!("eval {run} {flag}"));
+        let name = flag.split(' ').next().unwrap();
+        let told = ran.err.contains("cannot be used with") && ran.err.lines().next().unwrap().contains(name);
+        assert!(ran.code == Some(2) && told, "{ran:?}");
+    }
+    let error = place.bad(&format!("eval {run} --data synthetic:3x28x28"));
+    assert_eq!(error, "error: --data: images are 3x28x28, the network `lenet` takes 1x28x28\n");
     let image = vec![0.0; 28 * 28];
     write_npy(&place.path().join("x.npy"), &[1, 1, 27, 28], &image[..27 * 28]).unwrap();
     let error = place.bad(&format!("predict {run} --input x.npy other.npy"));

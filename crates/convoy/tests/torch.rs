@@ -38,7 +38,7 @@ fn check(model: &str, job: &str, shape: [usize; 3]) {
     let [c, h, w] = shape;
     write_npy(&place.path().join("x.npy"), &[images, c, h, w], &array).unwrap();
     // What both sides get is the array as it is, and both sum up products one by one.
-    let weights = format!("--model {model} --input-shape {c}x{h}x{w} --weights {run}/model.safetensors --winograd off");
+    let weights = format!("--model {model} --weights {run}/model.safetensors --winograd off");
     place.good(&format!("predict {weights} --input x.npy --out y.npy"));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch/outputs.py");
     let mut command = Command::new(python);

@@ -208,12 +208,14 @@ fn decay(found: f64) -> Result<(), Error> {
 }
 
 pub(crate) fn above_zero(setting: &'static str, found: f64) -> Result<(), Error> {
-    // As single precision, where the smallest numbers are 0.
-    check(setting, found, found as f32 > 0.0 && (found as f32).is_finite(), "above 0")
+    // As single precision, where the smallest numbers are 0 and the largest are none.
+    let possible = if found as f32 == f32::INFINITY { "at most 3e38" } else { "above 0" };
+    check(setting, found, found as f32 > 0.0 && (found as f32).is_finite(), possible)
 }
 
 pub(crate) fn check(setting: &'static str, found: f64, holds: bool, possible: &'static str) -> Result<(), Error> {
-    if holds { Ok(()) } else { Err(Error::Setting { setting, found: found.to_string(), possible }) }
+    let text = if found.abs() < 1e16 { found.to_string() } else { format!("{found:e}") };
+    if holds { Ok(()) } else { Err(Error::Setting { setting, found: text, possible }) }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::words::{bytes, count, table};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Mode, Moment, Pass, fma_peak_gflops};
-use convoy_net::zoo::{self, ModelOptions};
+use convoy_net::zoo;
 use convoy_net::{LayerSummary, Network, Region};
 use convoy_program::{Action, Options, Program, Subject, lower};
 use convoy_split::{Rank, Strategy};
@@ -61,14 +61,13 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
 }
 
 /// The network that a model's name or a file says.
-pub fn network(net: &Path, job: &Job) -> Result<Network, Error> {
+pub fn network(net: &Path, job: &Job) -> Result<Network, Errors> {
+    let mut job = job.clone();
     let name = net.to_string_lossy();
     let is_model = zoo::names().iter().any(|model| model.name == name);
-    if !is_model && net.exists() {
-        return ready::read_network(net);
-    }
-    let options = ModelOptions { classes: job.network.classes, input: job.network.input.clone() };
-    Ok(zoo::model(&name, options)?.fused())
+    job.network.file = Some(net.to_path_buf()).filter(|net| !is_model && net.exists());
+    job.network.model = Some(name.into_owned());
+    ready::network_alone(&job)
 }
 
 /// What was measured.

@@ -3,12 +3,13 @@
 use super::{field_arguments, json_argument, lay_flags, path, run_argument, say};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
+use crate::fields::Field;
 use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
 use crate::ready;
 use crate::run;
 use crate::words::{Sizes, grouped, percent};
-use clap::{ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 use convoy_net::Network;
 use convoy_train::data::{self, Dataset, Normalise, Split};
 use convoy_train::{Evaluation, RunFolder, Weights};
@@ -42,7 +43,16 @@ pub fn definition() -> Command {
         )
         .arg(run_argument("RUN"))
         .arg(json_argument())
-        .args(field_arguments(|field| FIELDS.contains(&field.key) || more.contains(&field.key)))
+        .args(network_arguments(|field| FIELDS.contains(&field.key) || more.contains(&field.key)))
+}
+
+/// Flags for some fields; those that say what the network is do not go with a run, whose network is in its folder.
+pub fn network_arguments(takes: impl Fn(&Field) -> bool) -> Vec<Arg> {
+    let alone = |argument: Arg| {
+        let is_network = argument.get_id().as_str().starts_with("network.");
+        if is_network { argument.conflicts_with("RUN") } else { argument }
+    };
+    field_arguments(takes).into_iter().map(alone).collect()
 }
 
 /// A trained network with what is done to its input.
@@ -51,11 +61,13 @@ pub struct Trained {
     pub network: Network,
     pub weights: Weights,
     pub folder: Option<RunFolder>,
+    /// What was typed.
+    pub draft: Draft,
 }
 
 impl Trained {
-    /// From a run, or from a network and a file of weights; flags over it.
-    pub fn find(matches: &ArgMatches) -> Result<Trained, Errors> {
+    /// From a run, or from a network, which `network` makes of the flags, and a file of weights.
+    pub fn find(matches: &ArgMatches, network: fn(&Job) -> Result<Network, Errors>) -> Result<Trained, Errors> {
         let folder = path(matches, "RUN").map(RunFolder::open).transpose().map_err(Error::from)?;
         let mut draft = folder.as_ref().map_or(Ok(Draft::default()), run::draft_of)?;
         lay_flags(&mut draft, matches);
@@ -67,14 +79,14 @@ impl Trained {
         }
         let network = match &folder {
             Some(folder) => run::network_of(folder, &job)?,
-            None => ready::network(&job).map_err(|errors| draft.located(errors))?,
+            None => network(&job).map_err(|errors| draft.located(errors))?,
         };
         let weights = match (given, &folder) {
             (Some(path), _) => ready::read_weights(Path::new(path), &network).map_err(Error::from)?,
             (None, Some(folder)) => run::weights_of(folder, &network)?,
             (None, None) => unreachable!("bug: checked above"),
         };
-        Ok(Trained { job, network, weights, folder })
+        Ok(Trained { job, network, weights, folder, draft })
     }
 
     pub fn threads(&self) -> usize {
@@ -99,7 +111,11 @@ impl Trained {
 }
 
 pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
-    let trained = Trained::find(matches)?;
+    let trained = Trained::find(matches, ready::network)?;
+    evaluate(&trained, matches).map_err(|errors| trained.draft.located(errors))
+}
+
+fn evaluate(trained: &Trained, matches: &ArgMatches) -> Result<(), Errors> {
     let job = &trained.job;
     let options = ready::open_options(job, &trained.network.loss, Some(ready::output(&trained.network)?));
     let own = trained.folder.is_some() && !matches.contains_id("data.train");

@@ -1,7 +1,7 @@
 //! `convoy predict`: a trained network's outputs for an array, or the classes it sees in images.
 
-use super::eval::{FIELDS, Trained};
-use super::{field_arguments, path, path_argument, run_argument, say};
+use super::eval::{FIELDS, Trained, network_arguments};
+use super::{path, path_argument, run_argument, say};
 use crate::error::{Error, Errors, Place};
 use crate::job::Normalisation;
 use crate::ready;
@@ -32,11 +32,11 @@ pub fn definition() -> Command {
                 .help("one array [n,c,(d,)h,w] as .npy, or images as PNG or JPEG"),
         )
         .arg(path_argument("out").long("out").value_name("FILE").help("where to write the outputs, as .npy"))
-        .args(field_arguments(|field| FIELDS.contains(&field.key)))
+        .args(network_arguments(|field| FIELDS.contains(&field.key)))
 }
 
 pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
-    let trained = Trained::find(matches)?;
+    let trained = Trained::find(matches, ready::network_alone)?;
     let paths: Vec<PathBuf> = matches.get_many("input").into_iter().flatten().cloned().collect();
     let input = trained.network.shapes(1).map_err(Error::from)?[0];
     let data: Arc<dyn Dataset> = data::open_unlabelled(&paths, input).map_err(Error::from)?.into();
