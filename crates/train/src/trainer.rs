@@ -308,7 +308,8 @@ impl<'a> Member<'a> {
             self.write_digests(0)?;
         }
         let (mut train_loss, mut test, mut stopped) = (f64::NAN, None, false);
-        let mut epoch_began = (Instant::now(), sums.seconds, loader.waited_seconds());
+        // When this piece of the epoch began, and what the pieces before it took.
+        let (mut began, mut before, mut waited) = (Instant::now(), sums, loader.waited_seconds());
         while step < setup.steps {
             if self.agree(stop.load(Ordering::Relaxed))? {
                 stopped = true;
@@ -319,7 +320,8 @@ impl<'a> Member<'a> {
             step += 1;
             train_loss = measured.loss;
             add(&mut sums, &measured);
-            sums.seconds = epoch_began.1 + epoch_began.0.elapsed().as_secs_f64();
+            sums.seconds = before.seconds + began.elapsed().as_secs_f64();
+            sums.wait_seconds = before.wait_seconds + loader.waited_seconds() - waited;
             let (epoch, seconds) = (step.div_ceil(self.steps_per_epoch), self.seconds());
             self.write(&MetricsLine::Step {
                 step,
@@ -340,7 +342,7 @@ impl<'a> Member<'a> {
                     return Err(Error::NothingCounts { epoch, ignored });
                 }
                 test = self.test(step)?;
-                let wait_seconds = loader.waited_seconds() - epoch_began.2;
+                let wait_seconds = sums.wait_seconds;
                 let train = scores(&sums);
                 self.write(&MetricsLine::Epoch { epoch, step, train, test, seconds: sums.seconds, wait_seconds })?;
                 let images =
@@ -357,7 +359,7 @@ impl<'a> Member<'a> {
             }
             if epoch_ends {
                 sums = EpochSums::default();
-                epoch_began = (Instant::now(), 0.0, loader.waited_seconds());
+                (began, before, waited) = (Instant::now(), sums, loader.waited_seconds());
             }
             let every = setup.checkpoint_every;
             if every > 0 && step < setup.steps && (epoch_ends || step % every == 0) {

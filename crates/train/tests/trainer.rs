@@ -4,7 +4,9 @@ use convoy_kernels::Winograd;
 use convoy_net::{Network, Region, Shape};
 use convoy_split::Strategy;
 use convoy_train::data::{DataError, Dataset};
-use convoy_train::{Checkpoint, Error, MetricsLine, Outcome, RunFolder, Schedule, Setup, Start, state, train};
+use convoy_train::{
+    Checkpoint, EpochSums, Error, MetricsLine, Outcome, RunFolder, Schedule, Setup, Start, state, train,
+};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -177,6 +179,24 @@ fn broken_weights_are_never_kept() {
     assert!(!run.model().exists() && run.checkpoints(1).newest().is_err());
     let tested = Setup { test: Some(large), run: None, ..broken };
     assert_eq!(fails(&tested), format!("the loss on the test data became NaN {wanted}"));
+}
+
+/// An epoch that was interrupted has taken what both its pieces took.
+#[test]
+fn seconds_of_an_epoch_go_on_after_an_interruption() {
+    let folder = tempfile::tempdir().unwrap();
+    let run_folder = RunFolder::create(folder.path(), "run").unwrap();
+    let weights = state::initial_weights(&network(), 1);
+    drop(run_folder.create_metrics().unwrap());
+    let sums = EpochSums { samples: 2, loss: 2.0, seconds: 10.0, wait_seconds: 5.0, ..EpochSums::default() };
+    let job_digest = "this job".into();
+    let checkpoint = Checkpoint { step: 1, epoch_steps: 1, job_digest, sums, weights, ..Checkpoint::default() };
+    let start = Start::Checkpoint(Box::new(checkpoint));
+    run(&Setup { start, run: Some(run_folder.clone()), ..setup(samples(&[0.0, 1.0, 2.0, 0.0]), 2, 0.1) }).unwrap();
+    let lines = run_folder.read_metrics().unwrap();
+    let epoch = lines.iter().find(|line| matches!(line, MetricsLine::Epoch { .. })).unwrap();
+    let MetricsLine::Epoch { seconds, wait_seconds, .. } = epoch else { unreachable!() };
+    assert!(*seconds > 10.0 && *wait_seconds >= 5.0, "{epoch:?}");
 }
 
 #[test]

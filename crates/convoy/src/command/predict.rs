@@ -71,16 +71,7 @@ fn write(out: &Path, shape: Shape, outputs: &[f32]) -> Result<(), Error> {
         (1, _) => vec![n, c, h, w],
         _ => vec![n, c, d, h, w],
     };
-    // What is there and no file, such as a pipe, cannot be put in place.
-    let in_place = out.exists() && !out.is_file();
-    let aside = if in_place { out.into() } else { PathBuf::from(format!("{}.tmp", out.display())) };
-    let written = data::write_npy(&aside, &sizes, outputs);
-    let written = written.and_then(|()| if in_place { Ok(()) } else { std::fs::rename(&aside, out) });
-    if written.is_err() && !in_place {
-        // Nothing else is left to do about it.
-        let _ = std::fs::remove_file(&aside);
-    }
-    written.map_err(Error::file("write", out))?;
+    data::write_npy(out, &sizes, outputs)?;
     let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
     say(&format!("{}: {}", out.display(), sizes.join("x")))
 }

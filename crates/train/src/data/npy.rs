@@ -10,7 +10,9 @@
 use super::arrays::{Array, Arrays, Element, Meaning, Possible, Targets, count_point_classes, read_labels};
 use super::contents::Contents;
 use super::{DataError, Dataset, NpyFiles, OpenOptions, Split, check_folder};
+use crate::{Error, whole};
 use convoy_net::Shape;
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -317,8 +319,8 @@ fn quote(bytes: &[u8]) -> String {
     format!("`{}`", bytes.escape_ascii())
 }
 
-/// Writes an array of f32, format version 1.
-pub fn write_npy(path: &Path, shape: &[usize], numbers: &[f32]) -> std::io::Result<()> {
+/// Writes an array of f32, format version 1: whole or not at all.
+pub fn write_npy(path: &Path, shape: &[usize], numbers: &[f32]) -> Result<(), Error> {
     assert_eq!(shape.iter().product::<usize>(), numbers.len(), "bug: an array whose shape is not its length");
     let sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", sizes.trim_end());
@@ -326,13 +328,18 @@ pub fn write_npy(path: &Path, shape: &[usize], numbers: &[f32]) -> std::io::Resu
     let padded = (MAGIC.len() + 4 + header.len() + 1).next_multiple_of(64) - MAGIC.len() - 4;
     header.push_str(&" ".repeat(padded - 1 - header.len()));
     header.push('\n');
-    let mut file = BufWriter::new(std::fs::File::create(path)?);
-    file.write_all(MAGIC)?;
-    file.write_all(&[1, 0])?;
-    file.write_all(&(header.len() as u16).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
-    for number in numbers {
-        file.write_all(&number.to_le_bytes())?;
+    let content = |out: &mut dyn Write| {
+        out.write_all(MAGIC)?;
+        out.write_all(&[1, 0])?;
+        out.write_all(&(header.len() as u16).to_le_bytes())?;
+        out.write_all(header.as_bytes())?;
+        numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))?;
+        out.flush()
+    };
+    // What is there and no file, such as a pipe, cannot be put in place.
+    if path.exists() && !path.is_file() {
+        let written = File::create(path).and_then(|file| content(&mut BufWriter::new(file)));
+        return written.map_err(Error::file("write", path));
     }
-    file.flush()
+    whole::write(path, &content)
 }
