@@ -2,11 +2,11 @@
 //!
 //! The owner's holding stores the region a rank owns, with margins for the padding and the halos that near consumers need. A
 //! consumer that needs other samples or channels, or another kind of edge, gets a holding of its own, gathered for it. Both are
-//! filled by an [`Exchange`], and gradients come back through its adjoint. Every rank works this out for all ranks alike, so
-//! that sender and receiver agree without a word.
+//! filled by an [`Exchange`], and gradients come back through its adjoint.
 
+use crate::parts::Parts;
 use convoy_net::{AXES, Axis, Edge, LayerId, Network, Region, Shape};
-use convoy_split::{Exchange, Strategy, read};
+use convoy_split::Exchange;
 
 /// One form in which ranks have a tensor.
 #[derive(Clone, Debug)]
@@ -36,18 +36,13 @@ impl Holding {
 }
 
 /// All holdings of a tensor; the first is the owner's.
-pub fn holdings(
-    network: &Network,
-    shapes: &[Shape],
-    strategy: &Strategy,
-    owned: &[Vec<Region>],
-    tensor: LayerId,
-) -> Vec<Holding> {
-    let ranks = strategy.ranks;
-    let (own, shape) = (&owned[tensor.0], shapes[tensor.0]);
-    let first =
-        Holding { consumers: vec![], needed: own.clone(), periodic: [false; AXES], exchange: Exchange::default() };
-    let mut all = vec![first];
+pub fn holdings(network: &Network, shapes: &[Shape], parts: &[Parts], tensor: LayerId) -> Vec<Holding> {
+    let (own, shape) = (&parts[tensor.0].owned, shapes[tensor.0]);
+    let ranks = own.len();
+    // A network's input is loaded from data, by everyone as needed: it is always near, and owning it means nothing.
+    let is_input = network.layers[tensor.0].inputs.is_empty();
+    let needed = if is_input { vec![Region::EMPTY; ranks] } else { own.clone() };
+    let mut all = vec![Holding { consumers: vec![], needed, periodic: [false; AXES], exchange: Exchange::default() }];
     let mut periodic_so_far = None;
     for (c, layer) in network.layers.iter().enumerate() {
         for (position, input) in layer.inputs.iter().enumerate() {
@@ -57,13 +52,8 @@ pub fn holdings(
             let inputs = network.input_shapes(LayerId(c), shapes);
             let maps = layer.kind.operation().maps(&inputs, shapes[c], position);
             let periodic = maps.map(|m| m.edge() == Edge::Periodic);
-            let reads: Vec<Region> = (0..ranks)
-                .map(|q| {
-                    without_margins_of_channels(read(&layer.kind, &inputs, shapes[c], position, &owned[c][q]), shape)
-                })
-                .collect();
-            // A network's input is loaded from data, by everyone as needed: it is always near.
-            let is_input = network.layers[tensor.0].inputs.is_empty();
+            let reads = (0..ranks).map(|q| parts[c].read(network, shapes, LayerId(c), position, q));
+            let reads: Vec<Region> = reads.collect();
             let near = is_input || (0..ranks).all(|q| is_near(&own[q], &reads[q]));
             let same_edges = *periodic_so_far.get_or_insert(periodic) == periodic;
             let consumer = (LayerId(c), position);
@@ -81,13 +71,15 @@ pub fn holdings(
         }
     }
     all[0].exchange = Exchange::between(own, &all[0].needed, shape, all[0].periodic).without_stays();
+    if is_input {
+        // Halos are loaded too; only what wraps around comes from whoever has it, and who has it keeps it.
+        all[0].exchange.transfers.retain(|t| t.shift != [0; AXES]);
+        let sends = |q: usize, exchange: &Exchange| exchange.transfers.iter().any(|t| t.source.0 == q);
+        for q in (0..ranks).filter(|&q| sends(q, &all[0].exchange)).collect::<Vec<_>>() {
+            all[0].needed[q] = all[0].needed[q].hull(&own[q]);
+        }
+    }
     all
-}
-
-/// Margins are a matter of space: what a layer reads beyond the first or last channel is not stored.
-fn without_margins_of_channels(region: Region, shape: Shape) -> Region {
-    let (start, end) = region.range(Axis::Channel);
-    region.with(Axis::Channel, start.max(0), end.min(shape.channels() as isize))
 }
 
 /// Whether a region can be read from the owned one with margins in space: same samples, same channels.

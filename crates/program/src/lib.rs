@@ -11,6 +11,7 @@ mod depend;
 mod holding;
 mod lower;
 mod memory;
+mod parts;
 mod prioritise;
 mod program;
 mod reduce;

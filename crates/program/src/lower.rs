@@ -7,11 +7,12 @@
 use crate::depend::depend;
 use crate::holding::{Holding, holdings};
 use crate::memory::MemoryPlan;
+use crate::parts::Parts;
 use crate::prioritise::prioritise;
 use crate::program::*;
 use convoy_kernels::fast::{self, Fast};
 use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Stage, Tensor, Update, Winograd, Work};
-use convoy_net::{Axis, Error, LayerId, Network, Region, Role, Shape};
+use convoy_net::{AXES, Axis, Error, LayerId, Network, Region, Role, Shape};
 use convoy_split::{Exchange, Rank, Strategy, reached};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,8 +52,8 @@ pub(crate) struct Builder<'a> {
     options: Options,
     shapes: &'a [Shape],
     ops: Vec<Op>,
-    /// By layer and rank: the region of the layer's output that the rank owns.
-    owned: Vec<Vec<Region>>,
+    /// By layer: what ranks have of it.
+    parts: Vec<Parts>,
     /// By layer: the forms in which ranks have its output.
     holdings: Vec<Vec<Holding>>,
     /// By layer: whether its output's gradient is wanted.
@@ -72,11 +73,9 @@ impl<'a> Builder<'a> {
         options: Options,
         shapes: &'a [Shape],
     ) -> Builder<'a> {
-        let placements = strategy.placements.iter();
-        let owned: Vec<Vec<Region>> =
-            placements.zip(shapes).map(|(p, shape)| p.owned(*shape, strategy.ranks)).collect();
+        let parts = Parts::all(network, shapes, strategy);
         let layers = (0..network.layers.len()).map(LayerId);
-        let holdings = layers.map(|l| holdings(network, shapes, strategy, &owned, l)).collect();
+        let holdings = layers.map(|l| holdings(network, shapes, &parts, l)).collect();
         let wanted = network.wanted_gradients(shapes).into_iter();
         let wants_gradient = wanted.map(|wanted| wanted && options.mode == Mode::Train).collect();
         Builder {
@@ -87,7 +86,7 @@ impl<'a> Builder<'a> {
             options,
             shapes,
             ops: vec![],
-            owned,
+            parts,
             holdings,
             wants_gradient,
             geometries: vec![None; network.layers.len()],
@@ -98,7 +97,20 @@ impl<'a> Builder<'a> {
     }
 
     fn own(&self, layer: LayerId) -> Region {
-        self.owned[layer.0][self.rank.0]
+        self.parts[layer.0].owned[self.rank.0]
+    }
+
+    /// What this rank computes of a layer's output.
+    fn computed(&self, layer: LayerId) -> Region {
+        self.parts[layer.0].computed[self.rank.0]
+    }
+
+    /// What this rank's computation of a layer writes, and the gradient it reads.
+    fn written(&self, l: LayerId) -> (What, What) {
+        match self.parts[l.0].are_partial() {
+            true => (What::PartialTensor(l), What::PartialGradient(l)),
+            false => (What::Tensor(l, 0), What::Gradient(l, 0)),
+        }
     }
 
     /// A buffer of a step, or the one there is for `what`.
@@ -191,9 +203,7 @@ impl<'a> Builder<'a> {
         let all = whole(&self.buffers[buffer.0]);
         let region = match (operand, subject) {
             (Operand::Input(i), Subject::Layer(l)) => {
-                let inputs: Vec<Shape> = g.inputs.iter().map(|t| t.shape).collect();
-                let kind = &self.network.layers[l.0].kind;
-                convoy_split::read(kind, &inputs, g.output.shape, i, &g.region).intersect(&all)
+                self.parts[l.0].read(self.network, self.shapes, l, i, self.rank.0).intersect(&all)
             }
             (Operand::Input(_), _) | (Operand::Output, _) => g.region,
             (Operand::InputGradient(i), _) => g.input_gradients[i].as_ref().expect("bug: an unwanted gradient").1,
@@ -220,6 +230,7 @@ impl<'a> Builder<'a> {
                 } else {
                     self.stand_in(l, false);
                 }
+                self.add_up(l);
             }
             self.fill(l);
         }
@@ -230,19 +241,57 @@ impl<'a> Builder<'a> {
         let own = self.own(l);
         let is_input = self.network.layers[l.0].inputs.is_empty();
         for k in 0..self.holdings[l.0].len() {
-            let mut stored = own_or_nothing(k, own).hull(&self.holdings[l.0][k].needed[self.rank.0]);
-            stored = or_no_samples(stored, self.shapes[l.0]);
+            let needed = self.holdings[l.0][k].needed[self.rank.0];
+            let channels = needed.range(Axis::Channel);
+            let stored = or_no_samples(needed, channels, self.shapes[l.0]);
             let layout = if is_input { Layout::image(stored) } else { Layout::blocked(stored) };
             self.tensor_buffer(What::Tensor(l, k), &layout);
             if self.wants_gradient[l.0] {
                 let mut stored = own_or_nothing(k, own);
                 stored = stored.hull(&self.holdings[l.0][k].gradient_region(self.rank.0, self.shapes[l.0]));
-                if k == 0 {
+                if k == 0 && !self.parts[l.0].are_partial() {
                     stored = stored.hull(&self.gradient_margin(l));
                 }
-                self.tensor_buffer(What::Gradient(l, k), &Layout::blocked(or_no_samples(stored, self.shapes[l.0])));
+                let stored = or_no_samples(stored, channels, self.shapes[l.0]);
+                self.tensor_buffer(What::Gradient(l, k), &Layout::blocked(stored));
             }
         }
+        if self.parts[l.0].are_partial() {
+            let (computed, shape) = (self.computed(l), self.shapes[l.0]);
+            let channels = computed.range(Axis::Channel);
+            self.tensor_buffer(What::PartialTensor(l), &Layout::blocked(or_no_samples(computed, channels, shape)));
+            if self.wants_gradient[l.0] {
+                let stored = or_no_samples(computed.hull(&self.gradient_margin(l)), channels, shape);
+                self.tensor_buffer(What::PartialGradient(l), &Layout::blocked(stored));
+            }
+        }
+    }
+
+    /// Adds up what ranks computed, each over some of the input's channels, where it is owned. In the order of ranks, after
+    /// the owner's own part.
+    fn add_up(&mut self, l: LayerId) {
+        if !self.parts[l.0].are_partial() {
+            return;
+        }
+        let Parts { owned, computed, .. } = &self.parts[l.0];
+        let exchange = Exchange::between(computed, owned, self.shapes[l.0], [false; AXES]);
+        let target = self.found[&What::Tensor(l, 0)];
+        if !self.own(l).is_empty() {
+            self.clear(target, Region::EMPTY);
+        }
+        self.exchange(&exchange, What::PartialTensor(l), What::Tensor(l, 0), true, (l.0 as u64) << 16 | 1 << 11);
+    }
+
+    /// Gives every rank that computed a part of sums the gradient of all of them.
+    fn gather_gradient(&mut self, l: LayerId) {
+        if !self.parts[l.0].are_partial() {
+            return;
+        }
+        let Parts { owned, computed, .. } = &self.parts[l.0];
+        let exchange = Exchange::between(owned, computed, self.shapes[l.0], [false; AXES]);
+        let target = self.found[&What::PartialGradient(l)];
+        self.clear(target, self.computed(l));
+        self.exchange(&exchange, What::Gradient(l, 0), What::PartialGradient(l), false, (l.0 as u64) << 16 | 1 << 11);
     }
 
     /// How far around what this rank owns the gradients of a layer's inputs look at its output's gradient.
@@ -250,7 +299,8 @@ impl<'a> Builder<'a> {
         let inputs = self.network.input_shapes(l, self.shapes);
         let layer = &self.network.layers[l.0];
         let mut margin = Region::EMPTY;
-        if self.own(l).is_empty() {
+        let computed = self.computed(l);
+        if computed.is_empty() {
             return margin;
         }
         for (i, input) in layer.inputs.iter().enumerate() {
@@ -259,7 +309,7 @@ impl<'a> Builder<'a> {
                 let mut reached = reached(&layer.kind, &inputs, self.shapes[l.0], i, &wanted);
                 // Samples and channels have no margins.
                 for axis in [Axis::Sample, Axis::Channel] {
-                    let (start, end) = self.own(l).range(axis);
+                    let (start, end) = computed.range(axis);
                     reached = reached.with(axis, start, end);
                 }
                 margin = margin.hull(&reached);
@@ -272,10 +322,9 @@ impl<'a> Builder<'a> {
     /// none.
     fn gradient_region(&self, l: LayerId, i: usize) -> Region {
         let input = self.network.layers[l.0].inputs[i];
-        let inputs = self.network.input_shapes(l, self.shapes);
-        let read = convoy_split::read(&self.network.layers[l.0].kind, &inputs, self.shapes[l.0], i, &self.own(l));
+        let read = self.parts[l.0].read(self.network, self.shapes, l, i, self.rank.0);
         let held = self.holding_of(input, l, i).1.gradient_region(self.rank.0, self.shapes[input.0]);
-        or_no_samples(read.intersect(&held), self.shapes[input.0])
+        or_no_samples(read.intersect(&held), read.range(Axis::Channel), self.shapes[input.0])
     }
 
     /// The form in which a consumer reads a tensor.
@@ -292,6 +341,7 @@ impl<'a> Builder<'a> {
 
     fn geometry(&self, l: LayerId) -> Geometry {
         let layer = &self.network.layers[l.0];
+        let (written, gradient) = self.written(l);
         let mut inputs = vec![];
         let mut input_gradients = vec![];
         for (i, input) in layer.inputs.iter().enumerate() {
@@ -309,9 +359,9 @@ impl<'a> Builder<'a> {
             winograd: self.options.winograd,
             accumulate: vec![false; inputs.len()],
             inputs,
-            output: Tensor { shape: self.shapes[l.0], layout: self.layout(What::Tensor(l, 0)).clone() },
-            region: self.own(l),
-            output_gradient: self.wants_gradient[l.0].then(|| self.layout(What::Gradient(l, 0)).clone()),
+            output: Tensor { shape: self.shapes[l.0], layout: self.layout(written).clone() },
+            region: self.computed(l),
+            output_gradient: self.wants_gradient[l.0].then(|| self.layout(gradient).clone()),
             input_gradients,
         }
     }
@@ -319,15 +369,10 @@ impl<'a> Builder<'a> {
     /// Margins and halos of everything that will read a tensor.
     fn fill(&mut self, l: LayerId) {
         let inside = Region::whole(self.shapes[l.0]);
-        let is_input = self.network.layers[l.0].inputs.is_empty();
         for k in 0..self.holdings[l.0].len() {
             let target = self.found[&What::Tensor(l, k)];
             self.clear(target, inside);
-            let mut exchange = self.holdings[l.0][k].exchange.clone();
-            if is_input && k == 0 {
-                // Halos of images were loaded; only wrapping is left.
-                exchange.transfers.retain(|t| t.shift != [0; 5]);
-            }
+            let exchange = self.holdings[l.0][k].exchange.clone();
             self.exchange(
                 &exchange,
                 What::Tensor(l, 0),
@@ -434,9 +479,16 @@ impl<'a> Builder<'a> {
             Subject::Layer(l) | Subject::Update(l, _) => l,
             Subject::Loss => self.network.output(),
         };
-        let has_part: Vec<bool> = self.owned[layer.0].iter().map(|r| !r.is_empty()).collect();
+        let (team, has_part) = self.team(layer);
         let loss = matches!(subject, Subject::Loss) as u64;
-        self.reduce(sum, Number::Double, &has_part, (layer.0 as u64) << 12 | loss << 11 | 1 << 10 | number as u64);
+        let subject = (layer.0 as u64) << 12 | loss << 11 | 1 << 10 | number as u64;
+        self.reduce(sum, Number::Double, &team, &has_part, subject);
+    }
+
+    /// The ranks with which this one adds up sums of a layer, and by rank whether it has a part of them.
+    fn team(&self, l: LayerId) -> (Vec<usize>, Vec<bool>) {
+        let parts = &self.parts[l.0];
+        (parts.team(self.rank.0), parts.computed.iter().map(|r| !r.is_empty()).collect())
     }
 
     /// What a rank without a part of a layer still does: take part in the sums that others need.
@@ -474,8 +526,8 @@ impl<'a> Builder<'a> {
         };
         match operand {
             Operand::Input(i) => self.found[&What::Tensor(inputs[i], holding(self, i))],
-            Operand::Output => self.found[&What::Tensor(l, 0)],
-            Operand::OutputGradient => self.found[&What::Gradient(l, 0)],
+            Operand::Output => self.found[&self.written(l).0],
+            Operand::OutputGradient => self.found[&self.written(l).1],
             Operand::InputGradient(i) => self.found[&What::Gradient(inputs[i], holding(self, i))],
             Operand::Parameter(p) => self.parameter(What::Parameter(l, p), l, p, Home::Kept),
             Operand::ParameterGradient(p) => self.parameter(What::ParameterGradient(l, p), l, p, Home::Step),
@@ -556,7 +608,8 @@ impl<'a> Builder<'a> {
                 continue;
             }
             self.complete_gradient(l);
-            if self.own(l).is_empty() {
+            self.gather_gradient(l);
+            if self.computed(l).is_empty() {
                 self.stand_in(l, true);
             } else {
                 self.layer_backward(l);
@@ -608,7 +661,7 @@ impl<'a> Builder<'a> {
         let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let backward = twin.backward(&geometry);
-        let has_part: Vec<bool> = self.owned[l.0].iter().map(|r| !r.is_empty()).collect();
+        let (team, has_part) = self.team(l);
         for (p, parameter) in self.network.parameters(l, self.shapes).iter().enumerate() {
             if parameter.role != Role::Trained {
                 continue;
@@ -619,7 +672,7 @@ impl<'a> Builder<'a> {
             let whole =
                 backward.iter().find(makes_it).is_some_and(|s| s.reads.iter().any(|o| matches!(o, Operand::Sum(_))));
             if !whole {
-                self.reduce(gradient, Number::Single, &has_part, (l.0 as u64) << 12 | p as u64);
+                self.reduce(gradient, Number::Single, &team, &has_part, (l.0 as u64) << 12 | p as u64);
             }
             let update = self.options.update;
             let len = self.buffers[gradient.0].bytes / 4;
@@ -689,9 +742,12 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// A region, or where a rank has nothing of a tensor, no samples of all its channels: they still say how parameters lie.
-fn or_no_samples(region: Region, shape: Shape) -> Region {
-    if region.is_empty() { Region::whole(shape).with(Axis::Sample, 0, 0) } else { region }
+/// A region, or where a rank has nothing of a tensor, no samples of some channels: they still say how parameters lie.
+fn or_no_samples(region: Region, (start, end): (isize, isize), shape: Shape) -> Region {
+    if !region.is_empty() {
+        return region;
+    }
+    Region::whole(shape).with(Axis::Sample, 0, 0).with(Axis::Channel, start, end)
 }
 
 /// Only the owner's holding stores what is owned.

@@ -7,7 +7,7 @@
 use crate::MemoryPlan;
 
 use convoy_kernels::{Geometry, Layout, Mode, Operand, Stage, Update};
-use convoy_net::{LayerId, Network, Region};
+use convoy_net::{Axis, LayerId, Network, Parameter, Region};
 use convoy_split::Rank;
 use std::fmt;
 use std::ops::Range;
@@ -37,6 +37,9 @@ pub enum What {
     Tensor(LayerId, usize),
     /// The gradient of the same.
     Gradient(LayerId, usize),
+    /// This rank's part of sums that several ranks compute together, before they are added up; and the gradient of them all.
+    PartialTensor(LayerId),
+    PartialGradient(LayerId),
     Parameter(LayerId, usize),
     ParameterGradient(LayerId, usize),
     /// What the optimizer remembers: layer, parameter, number.
@@ -232,6 +235,18 @@ impl Program {
     pub fn sent_bytes(&self) -> usize {
         let sent = |op: &Op| if let Action::Send { from, .. } = &op.action { from.bytes.len() } else { 0 };
         self.ops.iter().map(sent).sum()
+    }
+
+    /// The part of a layer's parameter that this rank has: a range along each axis of its shape in files.
+    pub fn share(&self, layer: LayerId, parameter: &Parameter) -> Vec<Range<usize>> {
+        let g = self.geometries[layer.0].as_ref().expect("bug: parameters of a layer that computes nothing");
+        let range = |region: &Region| {
+            let (start, end) = region.range(Axis::Channel);
+            start as usize..end as usize
+        };
+        let input = &g.inputs[0];
+        let output = (range(&g.region), g.output.shape.channels());
+        parameter.share(output, (range(&input.layout.stored), input.shape.channels()))
     }
 
     /// Every op that an op must wait for, directly or not, as bits.

@@ -8,13 +8,16 @@ use crate::program::{Action, BufferId, Number, Part, What};
 use convoy_split::{Rank, block};
 
 impl Builder<'_> {
-    /// Makes `buffer`, which holds this rank's part of a sum, hold the sum over all ranks. `has_part` says which ranks have a
-    /// part that counts. `subject` keys the messages.
-    pub fn reduce(&mut self, buffer: BufferId, number: Number, has_part: &[bool], subject: u64) {
-        let (ranks, me) = (self.strategy.ranks, self.rank.0);
+    /// Makes `buffer`, which holds this rank's part of a sum, hold the sum over the ranks of a team, in its order. `has_part`
+    /// says by rank whether its part counts. `subject` keys the messages.
+    pub fn reduce(&mut self, buffer: BufferId, number: Number, team: &[usize], has_part: &[bool], subject: u64) {
+        let (ranks, rank) = (team.len(), self.rank.0);
         if ranks == 1 {
             return;
         }
+        let me = team.iter().position(|&q| q == rank).expect("bug: a rank outside its team");
+        let has_part: Vec<bool> = team.iter().map(|&q| has_part[q]).collect();
+        let rank_of = |q: usize| Rank(team[q]);
         let count = self.buffers[buffer.0].bytes / number.bytes();
         let slice = |r: usize| {
             let (start, end) = block(count, ranks, r);
@@ -28,14 +31,14 @@ impl Builder<'_> {
         };
         for &q in &others {
             if has_part[me] {
-                self.send(Part { buffer, bytes: slice(q) }, Rank(q), tag(0, q, me));
+                self.send(Part { buffer, bytes: slice(q) }, rank_of(q), tag(0, q, me));
             }
         }
         let mut parts = vec![None; ranks];
         for (i, &q) in others.iter().enumerate() {
             if has_part[q] {
                 let part = Part { buffer: staging, bytes: i * mine.len()..(i + 1) * mine.len() };
-                self.receive(part.clone(), Rank(q), tag(0, me, q));
+                self.receive(part.clone(), rank_of(q), tag(0, me, q));
                 parts[q] = Some(part);
             }
         }
@@ -45,10 +48,10 @@ impl Builder<'_> {
         }
         self.push(Action::Combine { parts, into: own.clone(), number });
         for &q in &others {
-            self.send(own.clone(), Rank(q), tag(1, me, q));
+            self.send(own.clone(), rank_of(q), tag(1, me, q));
         }
         for &q in &others {
-            self.receive(Part { buffer, bytes: slice(q) }, Rank(q), tag(1, q, me));
+            self.receive(Part { buffer, bytes: slice(q) }, rank_of(q), tag(1, q, me));
         }
     }
 

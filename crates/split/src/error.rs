@@ -6,11 +6,11 @@ use crate::Grid;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error(
-        "layer `{layer}` cannot be cut into {axis}:{parts}, its output has {size} along it\n  strategy: {strategy}\n  help: {axis}:{size} or less here"
+        "layer `{layer}` cannot be cut into {axis}:{parts}, its output has {size} along it\n  strategy: {grid}\n  help: {axis}:{size} or less here"
     )]
-    TooMany { layer: String, axis: &'static str, parts: usize, size: usize, strategy: String },
+    TooMany { layer: String, axis: &'static str, parts: usize, size: usize, grid: Grid },
     #[error(
-        "strategy `{text}` is not one: {word:?} is no axis with a number of parts\n  help: data, spatial, or a product such as data:2,spatial:2x2"
+        "strategy `{text}` is not one: {word:?} is no axis with a number of parts\n  help: data, spatial, filter, channel, or a product such as data:2,spatial:2x2"
     )]
     Word { text: String, word: String },
     #[error(
@@ -18,7 +18,11 @@ pub enum Error {
     )]
     Ranks { grid: Grid, parts: usize, ranks: usize },
     #[error(
-        "strategy `{text}` cuts filters or channels, which is not possible yet\n  help: data, spatial, or a product such as data:2,spatial:2x2"
+        "layer `{layer}` cannot be cut into {grid}: it sums over all of a sample's space\n  help: cut it along samples"
     )]
-    NotYet { text: String },
+    Space { layer: String, grid: Grid },
+    #[error(
+        "layer `{layer}` cannot be cut into filter:{filter},channel:{channel}: {why}\n  help: cut it along samples or space instead"
+    )]
+    Channels { layer: String, filter: usize, channel: usize, why: String },
 }

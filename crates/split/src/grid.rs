@@ -43,7 +43,8 @@ pub struct Grid {
     pub sample: usize,
     /// Output channels.
     pub filter: usize,
-    /// Input channels: outputs are then partial sums.
+    /// Input channels: outputs are then partial sums, which are added up where they are owned. Layers that do not sum over
+    /// channels are cut along their output's instead.
     pub channel: usize,
     pub depth: usize,
     pub height: usize,
@@ -80,12 +81,19 @@ impl Grid {
     /// The region of an output of `shape` that part `i` owns. An empty part is empty only along the axis that has too little
     /// to give: it still says which channels, and so which parameters, belong to it.
     pub fn region(&self, shape: Shape, i: usize) -> Region {
+        let (computed, (_, c)) = (self.computed(shape, i), self.filter_and_channel(i));
+        let (first, end) = computed.range(Axis::Channel);
+        let (start, stop) = block((end - first) as usize, self.channel, c);
+        computed.with(Axis::Channel, first + start, first + stop)
+    }
+
+    /// The region whose sums part `i` computes: the same for all parts that differ only in their input channels.
+    pub fn computed(&self, shape: Shape, i: usize) -> Region {
         let w = i % self.width;
         let h = i / self.width % self.height;
         let d = i / (self.width * self.height) % self.depth;
-        let inner = self.width * self.height * self.depth * self.channel;
-        let f = i / inner % self.filter;
-        let n = i / (inner * self.filter);
+        let (f, _) = self.filter_and_channel(i);
+        let n = i / (self.width * self.height * self.depth * self.channel * self.filter);
         let mut region = Region::whole(shape);
         let cuts = [
             (Axis::Sample, sample_block(shape.samples(), self.sample, n)),
@@ -98,6 +106,19 @@ impl Grid {
             region = region.with(axis, start, end);
         }
         region
+    }
+}
+
+impl Grid {
+    /// Which part of the filters and which part of the channels part `i` has.
+    fn filter_and_channel(&self, i: usize) -> (usize, usize) {
+        let inner = i / (self.width * self.height * self.depth);
+        (inner / self.channel % self.filter, inner % self.channel)
+    }
+
+    /// The channels of an input of so many whose terms part `i` sums.
+    pub fn channels(&self, channels: usize, i: usize) -> (isize, isize) {
+        block(channels, self.channel, self.filter_and_channel(i).1)
     }
 }
 
@@ -162,11 +183,23 @@ impl Placement {
 
     /// What each of `ranks` ranks owns of an output of `shape`.
     pub fn owned(&self, shape: Shape, ranks: usize) -> Vec<Region> {
-        let mut owned = vec![Region::EMPTY; ranks];
-        for (i, rank) in self.ranks.iter().enumerate() {
-            owned[rank.0] = self.grid.region(shape, i);
-        }
-        owned
+        self.by_rank(ranks, Region::EMPTY, |i| self.grid.region(shape, i))
+    }
+
+    /// What each of `ranks` ranks computes sums for, of an output of `shape` ([`Grid::computed`]).
+    pub fn computed(&self, shape: Shape, ranks: usize) -> Vec<Region> {
+        self.by_rank(ranks, Region::EMPTY, |i| self.grid.computed(shape, i))
+    }
+
+    /// The channels of an input of so many that each of `ranks` ranks sums over.
+    pub fn channels(&self, channels: usize, ranks: usize) -> Vec<(isize, isize)> {
+        self.by_rank(ranks, (0, 0), |i| self.grid.channels(channels, i))
+    }
+
+    fn by_rank<T: Clone>(&self, ranks: usize, nothing: T, part: impl Fn(usize) -> T) -> Vec<T> {
+        let mut all = vec![nothing; ranks];
+        self.ranks.iter().enumerate().for_each(|(i, rank)| all[rank.0] = part(i));
+        all
     }
 }
 
@@ -177,7 +210,9 @@ mod tests {
     #[test]
     fn parts_cover_every_point_once() {
         let shape = Shape([5, 7, 2, 9, 4]);
-        for grid in ["data:3", "data:2,filter:3", "spatial:2x3x2", "data:2,spatial:4x3", "filter:8"] {
+        for grid in
+            ["data:3", "data:2,filter:3", "spatial:2x3x2", "data:2,spatial:4x3", "filter:8", "filter:2,channel:3"]
+        {
             let grid: Grid = grid.parse().unwrap();
             let mut seen = vec![0; shape.len()];
             for part in 0..grid.parts() {

@@ -17,4 +17,4 @@ pub use error::Error;
 pub use exchange::{Exchange, Transfer, pieces};
 pub use grid::{Grid, Placement, Rank, block, sample_block};
 pub use needs::{reached, read};
-pub use strategy::Strategy;
+pub use strategy::{Strategy, check};

@@ -71,8 +71,10 @@ impl Operation for BatchNorm {
 
     fn parameters(&self, inputs: &[Shape]) -> Vec<Parameter> {
         let shape = vec![inputs[0].channels()];
-        let running =
-            |name, start| Parameter { name, shape: shape.clone(), init: Init::Constant(start), role: Role::Running };
+        let running = |name, start| Parameter {
+            role: Role::Running,
+            ..Parameter::trained(name, shape.clone(), Init::Constant(start))
+        };
         vec![
             Parameter::trained("weight", shape.clone(), Init::Constant(1.0)),
             Parameter::trained("bias", shape.clone(), Init::Constant(0.0)),

@@ -246,6 +246,10 @@ impl Operation for Convolution {
         [AxisMap::Same, self.channel_map(inputs[0]), d, h, w]
     }
 
+    fn sums_channels(&self) -> bool {
+        self.groups == 1
+    }
+
     fn parameters(&self, inputs: &[Shape]) -> Vec<Parameter> {
         let channels = inputs[0].channels() / self.groups;
         let mut shape = vec![self.filters, channels];

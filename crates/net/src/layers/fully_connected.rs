@@ -33,6 +33,10 @@ impl Operation for FullyConnected {
         [AxisMap::Same, AxisMap::All, AxisMap::All, AxisMap::All, AxisMap::All]
     }
 
+    fn sums_channels(&self) -> bool {
+        true
+    }
+
     fn parameters(&self, inputs: &[Shape]) -> Vec<Parameter> {
         let inputs = inputs[0].per_sample();
         // PyTorch's default for linear layers: uniform within 1/sqrt(inputs), bias alike.

@@ -6,6 +6,7 @@
 
 use crate::{AxisMap, Misfit, Shape};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 mod activation;
 mod adaptive_average_pool;
@@ -145,6 +146,11 @@ pub trait Operation {
     /// How the output's axes read those of input number `input`.
     fn maps(&self, inputs: &[Shape], output: Shape, input: usize) -> [AxisMap; 5];
 
+    /// Whether every output is a sum over input channels, so that ranks which have some of them each compute parts of the sum.
+    fn sums_channels(&self) -> bool {
+        false
+    }
+
     /// What it learns or keeps, in PyTorch's order.
     fn parameters(&self, _inputs: &[Shape]) -> Vec<Parameter> {
         vec![]
@@ -187,13 +193,38 @@ pub struct Parameter {
     pub init: Init,
     /// Who changes it.
     pub role: Role,
+    /// Whether its first axis is the input's channels and its second the output's, not the other way round.
+    pub channels_first: bool,
 }
 
 impl Parameter {
     /// A parameter that the optimizer changes.
     pub fn trained(name: &'static str, shape: Vec<usize>, init: Init) -> Parameter {
-        Parameter { name, shape, init, role: Role::Trained }
+        Parameter { name, shape, init, role: Role::Trained, channels_first: false }
     }
+
+    /// The part of it, as a range along each axis, that belongs to some channels of an output of so many and to some
+    /// channels of an input of so many. Axes that hold only a group's channels, and those behind the second, are whole.
+    pub fn share(&self, output: (Range<usize>, usize), input: (Range<usize>, usize)) -> Vec<Range<usize>> {
+        let sides = if self.channels_first { [input, output] } else { [output, input] };
+        let share = |(axis, &size): (usize, &usize)| match sides.get(axis) {
+            Some((range, all)) if size.is_multiple_of(*all) => range.start * (size / all)..range.end * (size / all),
+            _ => 0..size,
+        };
+        self.shape.iter().enumerate().map(share).collect()
+    }
+
+    /// The elements of a share, in order, as runs in the order of the whole. A share is whole along all axes but the first
+    /// two.
+    pub fn runs(&self, share: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> + use<> {
+        let one = 0..1;
+        let (rows, columns) = (share.first().unwrap_or(&one).clone(), share.get(1).unwrap_or(&one).clone());
+        let inner: usize = self.shape.iter().skip(2).product();
+        let row = self.shape.get(1).unwrap_or(&1) * inner;
+        let columns = columns.start * inner..columns.end * inner;
+        rows.map(move |r| r * row + columns.start..r * row + columns.end)
+    }
+
     /// Elements, at most `usize::MAX`.
     pub fn len(&self) -> usize {
         self.shape.iter().fold(1, |product, &size| product.saturating_mul(size))

@@ -98,13 +98,17 @@ impl Operation for TransposedConvolution {
         [AxisMap::Same, self.channel_map(inputs[0]), d, h, w]
     }
 
+    fn sums_channels(&self) -> bool {
+        self.groups == 1
+    }
+
     fn parameters(&self, inputs: &[Shape]) -> Vec<Parameter> {
         let mut shape = vec![inputs[0].channels(), self.filters / self.groups];
         shape.extend(&self.windows.kernel);
         // PyTorch's default. What it calls the inputs of a weight are here the outputs it reaches.
         let fan_in = (self.filters / self.groups) as f64 * self.windows.taps() as f64;
         let init = Init::Uniform((1.0 / fan_in.sqrt()) as f32);
-        let mut list = vec![Parameter::trained("weight", shape, init)];
+        let mut list = vec![Parameter { channels_first: true, ..Parameter::trained("weight", shape, init) }];
         if self.bias {
             list.push(Parameter::trained("bias", vec![self.filters], init));
         }
