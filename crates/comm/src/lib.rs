@@ -98,6 +98,15 @@ pub struct Communicator {
     deadline: AtomicU64,
 }
 
+/// A rank whose thread panics tells the others, who would wait for it for ever.
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.end("it panicked");
+        }
+    }
+}
+
 impl Communicator {
     fn new(rank: usize, hosts: Vec<String>, transport: Transport) -> Communicator {
         let deadline = AtomicU64::new(f64::INFINITY.to_bits());

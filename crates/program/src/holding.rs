@@ -44,30 +44,38 @@ pub fn holdings(network: &Network, shapes: &[Shape], parts: &[Parts], tensor: La
     let needed = if is_input { vec![Region::EMPTY; ranks] } else { own.clone() };
     let mut all = vec![Holding { consumers: vec![], needed, periodic: [false; AXES], exchange: Exchange::default() }];
     let mut periodic_so_far = None;
-    for (c, layer) in network.layers.iter().enumerate() {
-        for (position, input) in layer.inputs.iter().enumerate() {
-            if *input != tensor {
-                continue;
-            }
-            let inputs = network.input_shapes(LayerId(c), shapes);
-            let maps = layer.kind.operation().maps(&inputs, shapes[c], position);
-            let periodic = maps.map(|m| m.edge() == Edge::Periodic);
-            let reads = (0..ranks).map(|q| parts[c].read(network, shapes, LayerId(c), position, q));
-            let reads: Vec<Region> = reads.collect();
-            let near = is_input || (0..ranks).all(|q| is_near(&own[q], &reads[q]));
-            let same_edges = *periodic_so_far.get_or_insert(periodic) == periodic;
-            let consumer = (LayerId(c), position);
-            if near && same_edges {
-                let holding = &mut all[0];
-                holding.consumers.push(consumer);
-                holding.periodic = periodic;
-                holding.needed.iter_mut().zip(&reads).for_each(|(n, r)| *n = n.hull(r));
-            } else if let Some(same) = all[1..].iter_mut().find(|h| h.needed == reads && h.periodic == periodic) {
-                same.consumers.push(consumer);
-            } else {
-                let exchange = Exchange::between(own, &reads, shape, periodic);
-                all.push(Holding { consumers: vec![consumer], needed: reads, periodic, exchange });
-            }
+    let channels = |q: usize| {
+        let reads = consumers_of(network, tensor).map(|(c, i)| parts[c.0].read(network, shapes, c, i, q));
+        reads.fold(Region::EMPTY, |all, read| all.hull(&read)).range(Axis::Channel)
+    };
+    let channels: Vec<_> = if is_input { (0..ranks).map(channels).collect() } else { vec![] };
+    for (c, position) in consumers_of(network, tensor) {
+        let inputs = network.input_shapes(c, shapes);
+        let maps = network.layers[c.0].kind.operation().maps(&inputs, shapes[c.0], position);
+        let periodic = maps.map(|m| m.edge() == Edge::Periodic);
+        let reads = (0..ranks).map(|q| parts[c.0].read(network, shapes, c, position, q));
+        let reads: Vec<Region> = reads.collect();
+        let near = |q: usize| match is_input {
+            true => reads[q].is_empty() || reads[q].range(Axis::Channel) == channels[q],
+            false => is_near(&own[q], &reads[q]),
+        };
+        let near = (0..ranks).all(near);
+        let same_edges = *periodic_so_far.get_or_insert(periodic) == periodic;
+        let consumer = (c, position);
+        if near && same_edges {
+            let holding = &mut all[0];
+            holding.consumers.push(consumer);
+            holding.periodic = periodic;
+            holding.needed.iter_mut().zip(&reads).for_each(|(n, r)| *n = n.hull(r));
+        } else if let Some(same) = all[1..].iter_mut().find(|h| h.needed == reads && h.periodic == periodic) {
+            same.consumers.push(consumer);
+        } else {
+            let exchange = match is_input {
+                true => Exchange::within(&reads, shape),
+                false => Exchange::between(own, &reads, shape, periodic),
+            };
+            all[0].needed.iter_mut().zip(&reads).filter(|_| is_input).for_each(|(n, r)| *n = n.hull(r));
+            all.push(Holding { consumers: vec![consumer], needed: reads, periodic, exchange });
         }
     }
     all[0].exchange = Exchange::between(own, &all[0].needed, shape, all[0].periodic).without_stays();
@@ -82,8 +90,16 @@ pub fn holdings(network: &Network, shapes: &[Shape], parts: &[Parts], tensor: La
     all
 }
 
+/// The layers that read a tensor, with the input's position.
+fn consumers_of(network: &Network, tensor: LayerId) -> impl Iterator<Item = (LayerId, usize)> + use<'_> {
+    let inputs = |c: usize| network.layers[c].inputs.iter().enumerate().map(move |(i, input)| (c, i, *input));
+    let all = (0..network.layers.len()).flat_map(inputs);
+    all.filter(move |(_, _, input)| *input == tensor).map(|(c, i, _)| (LayerId(c), i))
+}
+
 /// Whether a region can be read from the owned one with margins in space: same samples, same channels.
 fn is_near(own: &Region, read: &Region) -> bool {
     let same = |axis: Axis| own.range(axis) == read.range(axis);
-    read.is_empty() || (same(Axis::Sample) && same(Axis::Channel))
+    // Windows may lie in padding or between what is spread, and read nothing, but of some channels.
+    read.size(Axis::Sample) == 0 || (same(Axis::Sample) && same(Axis::Channel))
 }

@@ -105,6 +105,11 @@ impl<'a> Builder<'a> {
         self.parts[layer.0].computed[self.rank.0]
     }
 
+    /// Whether a layer is none of this rank's business: it has no part of it, and no share of its parameters.
+    fn is_idle(&self, layer: LayerId) -> bool {
+        self.computed(layer).size(Axis::Channel) == 0
+    }
+
     /// What this rank's computation of a layer writes, and the gradient it reads.
     fn written(&self, l: LayerId) -> (What, What) {
         match self.parts[l.0].are_partial() {
@@ -239,12 +244,11 @@ impl<'a> Builder<'a> {
     /// Lays out every form in which this rank has a tensor, and its gradient.
     fn make_holdings(&mut self, l: LayerId) {
         let own = self.own(l);
-        let is_input = self.network.layers[l.0].inputs.is_empty();
         for k in 0..self.holdings[l.0].len() {
             let needed = self.holdings[l.0][k].needed[self.rank.0];
             let channels = needed.range(Axis::Channel);
             let stored = or_no_samples(needed, channels, self.shapes[l.0]);
-            let layout = if is_input { Layout::image(stored) } else { Layout::blocked(stored) };
+            let layout = self.layout_of(l, stored);
             self.tensor_buffer(What::Tensor(l, k), &layout);
             if self.wants_gradient[l.0] {
                 let mut stored = own_or_nothing(k, own);
@@ -294,6 +298,12 @@ impl<'a> Builder<'a> {
         self.exchange(&exchange, What::Gradient(l, 0), What::PartialGradient(l), false, (l.0 as u64) << 16 | 1 << 11);
     }
 
+    /// How a region of a layer's output is stored: images of few channels are narrow.
+    fn layout_of(&self, l: LayerId, stored: Region) -> Layout {
+        let narrow = self.network.layers[l.0].inputs.is_empty() && self.shapes[l.0].channels() < convoy_kernels::BLOCK;
+        if narrow { Layout::image(stored) } else { Layout::blocked(stored) }
+    }
+
     /// How far around what this rank owns the gradients of a layer's inputs look at its output's gradient.
     fn gradient_margin(&self, l: LayerId) -> Region {
         let inputs = self.network.input_shapes(l, self.shapes);
@@ -341,15 +351,30 @@ impl<'a> Builder<'a> {
 
     fn geometry(&self, l: LayerId) -> Geometry {
         let layer = &self.network.layers[l.0];
+        let computed = self.computed(l);
+        // Where nothing is computed, the channels that would be read and written still say which parameters belong to this rank.
+        let output = |what: What| match computed.is_empty() {
+            false => self.layout(what).clone(),
+            true => self.layout_of(l, computed),
+        };
         let (written, gradient) = self.written(l);
         let mut inputs = vec![];
         let mut input_gradients = vec![];
         for (i, input) in layer.inputs.iter().enumerate() {
             let (k, _) = self.holding_of(*input, l, i);
             let shape = self.shapes[input.0];
-            inputs.push(Tensor { shape, layout: self.layout(What::Tensor(*input, k)).clone() });
-            let gradient = self.wants_gradient[input.0]
-                .then(|| (self.layout(What::Gradient(*input, k)).clone(), self.gradient_region(l, i)));
+            let layout = match computed.is_empty() {
+                false => self.layout(What::Tensor(*input, k)).clone(),
+                true => self.layout_of(*input, self.parts[l.0].read(self.network, self.shapes, l, i, self.rank.0)),
+            };
+            inputs.push(Tensor { shape, layout });
+            let gradient = self.wants_gradient[input.0].then(|| {
+                let region = self.gradient_region(l, i);
+                match computed.is_empty() {
+                    false => (self.layout(What::Gradient(*input, k)).clone(), region),
+                    true => (Layout::blocked(region), region),
+                }
+            });
             input_gradients.push(gradient);
         }
         Geometry {
@@ -359,9 +384,9 @@ impl<'a> Builder<'a> {
             winograd: self.options.winograd,
             accumulate: vec![false; inputs.len()],
             inputs,
-            output: Tensor { shape: self.shapes[l.0], layout: self.layout(written).clone() },
-            region: self.computed(l),
-            output_gradient: self.wants_gradient[l.0].then(|| self.layout(gradient).clone()),
+            output: Tensor { shape: self.shapes[l.0], layout: output(written) },
+            region: computed,
+            output_gradient: self.wants_gradient[l.0].then(|| output(gradient)),
             input_gradients,
         }
     }
@@ -479,8 +504,12 @@ impl<'a> Builder<'a> {
             Subject::Layer(l) | Subject::Update(l, _) => l,
             Subject::Loss => self.network.output(),
         };
-        let (team, has_part) = self.team(layer);
+        let (mut team, has_part) = self.team(layer);
         let loss = matches!(subject, Subject::Loss) as u64;
+        if loss == 1 {
+            // Everyone is told.
+            team = (0..self.strategy.ranks).collect();
+        }
         let subject = (layer.0 as u64) << 12 | loss << 11 | 1 << 10 | number as u64;
         self.reduce(sum, Number::Double, &team, &has_part, subject);
     }
@@ -493,6 +522,9 @@ impl<'a> Builder<'a> {
 
     /// What a rank without a part of a layer still does: take part in the sums that others need.
     fn stand_in(&mut self, l: LayerId, backward: bool) {
+        if self.is_idle(l) {
+            return;
+        }
         let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let stages = if backward { twin.backward(&geometry) } else { twin.forward(&geometry) };
@@ -544,7 +576,8 @@ impl<'a> Builder<'a> {
             return found;
         }
         let geometry = self.geometries[l.0].as_ref().expect("bug: parameters of a layer without a geometry");
-        let len = fast::twin(&self.network.layers[l.0].kind).packed(p, geometry);
+        let twin = fast::twin(&self.network.layers[l.0].kind);
+        let len = if self.is_idle(l) { 0 } else { twin.packed(p, geometry) };
         self.buffer_with(what, len * 4, home, None)
     }
 
@@ -658,6 +691,9 @@ impl<'a> Builder<'a> {
 
     /// Sums a layer's parameter gradients over ranks and lets the optimizer have them.
     fn update(&mut self, l: LayerId) {
+        if self.is_idle(l) {
+            return;
+        }
         let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let backward = twin.backward(&geometry);

@@ -6,6 +6,7 @@
 
 use crate::MemoryPlan;
 
+use convoy_kernels::fast::{self, Packing};
 use convoy_kernels::{Geometry, Layout, Mode, Operand, Stage, Update};
 use convoy_net::{Axis, LayerId, Network, Parameter, Region};
 use convoy_split::Rank;
@@ -235,6 +236,15 @@ impl Program {
     pub fn sent_bytes(&self) -> usize {
         let sent = |op: &Op| if let Action::Send { from, .. } = &op.action { from.bytes.len() } else { 0 };
         self.ops.iter().map(sent).sum()
+    }
+
+    /// Where each element of this rank's share of a layer's parameter lies in kernel order.
+    pub fn packing(&self, network: &Network, layer: LayerId, number: usize) -> Packing {
+        let g = self.geometries[layer.0].as_ref().expect("bug: parameters of a layer that computes nothing");
+        match g.region.size(Axis::Channel) {
+            0 => Packing { len: 0, places: vec![] },
+            _ => fast::twin(&network.layers[layer.0].kind).packing(number, g),
+        }
     }
 
     /// The part of a layer's parameter that this rank has: a range along each axis of its shape in files.

@@ -73,6 +73,18 @@ impl Exchange {
         Exchange { transfers }
     }
 
+    /// What ranks need of what they have themselves.
+    pub fn within(needed: &[Region], shape: Shape) -> Exchange {
+        let transfer = |(q, need): (usize, &Region)| Transfer {
+            source: Rank(q),
+            target: Rank(q),
+            region: need.intersect(&Region::whole(shape)),
+            shift: [0; AXES],
+        };
+        let transfers = needed.iter().enumerate().map(transfer).filter(|t| !t.region.is_empty());
+        Exchange { transfers: transfers.collect() }
+    }
+
     /// The same without what a rank would send itself to where it already is.
     pub fn without_stays(mut self) -> Exchange {
         self.transfers.retain(|t| t.source != t.target || t.shift != [0; AXES]);

@@ -84,7 +84,8 @@ fn check_channels(grid: &Grid, l: LayerId, network: &Network, shapes: &[Shape]) 
         return no(format!("its input has {} channels", input.channels()));
     }
     let maps = layer.kind.operation().maps(&inputs, output, 0);
-    if channel > 1 && layer.inputs[0] == LayerId(0) && maps.iter().any(|map| map.edge() == Edge::Periodic) {
+    let some_channels = channel > 1 || maps[Axis::Channel as usize] != AxisMap::All;
+    if some_channels && layer.inputs[0] == LayerId(0) && maps.iter().any(|map| map.edge() == Edge::Periodic) {
         return no("the edges of the network's input are joined".into());
     }
     // Groups stay whole.

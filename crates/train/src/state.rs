@@ -1,10 +1,14 @@
 //! State: weights and what the optimizer remembers, between an engine's kernel order and named tensors in PyTorch's.
+//!
+//! A rank may have a share of a parameter only. Files and checkpoints hold whole ones: rank 0 puts them together.
 
+use crate::Error;
 use crate::weights::{NamedTensor, Weights};
+use convoy_comm::{Team, gather};
 use convoy_engine::Engine;
-use convoy_kernels::fast::{self, Packing};
 use convoy_net::{LayerId, Network, Parameter, Role};
 use convoy_program::What;
+use std::ops::Range;
 
 /// One parameter of a network: where it is and what it is called.
 struct Place {
@@ -41,11 +45,6 @@ pub fn initial_weights(network: &Network, seed: u64) -> Weights {
     Weights { tensors: places(network).into_iter().map(tensor).collect() }
 }
 
-fn packing(engine: &Engine, network: &Network, place: &Place) -> Packing {
-    let geometry = engine.program(0).geometries[place.layer.0].as_ref().expect("bug: a layer with parameters computes");
-    fast::twin(&network.layers[place.layer.0].kind).packing(place.number, geometry)
-}
-
 /// Gives an engine the weights of these names; they must fit ([`crate::fit`]).
 pub fn put_weights(engine: &mut Engine, network: &Network, weights: &Weights) {
     for place in places(network) {
@@ -54,25 +53,21 @@ pub fn put_weights(engine: &mut Engine, network: &Network, weights: &Weights) {
     }
 }
 
-/// An engine's weights.
-pub fn weights(engine: &Engine, network: &Network) -> Weights {
-    let get = |place: Place| {
-        let what = What::Parameter(place.layer, place.number);
-        get(engine, network, &place, what, place.name.clone()).expect("bug: a parameter without memory")
-    };
-    Weights { tensors: places(network).into_iter().map(get).collect() }
+/// The weights of all ranks, put together on rank 0; nothing elsewhere. Every rank calls it.
+pub fn weights(engine: &Engine, network: &Network) -> Result<Option<Weights>, Error> {
+    let what = |place: &Place| (What::Parameter(place.layer, place.number), place.name.clone());
+    collect(engine, places(network).iter().map(|place| (place, what(place))).collect(), network)
 }
 
-/// What the optimizer remembers: `<parameter>.<state>` for each of its states.
-pub fn optimizer_state(engine: &Engine, network: &Network, states: &[&str]) -> Weights {
-    let mut tensors = vec![];
-    for place in places(network).iter().filter(|p| p.parameter.role == Role::Trained) {
-        for (k, state) in states.iter().enumerate() {
-            let what = What::State(place.layer, place.number, k);
-            tensors.extend(get(engine, network, place, what, format!("{}.{state}", place.name)));
-        }
-    }
-    Weights { tensors }
+/// What the optimizer remembers: `<parameter>.<state>` for each of its states, on rank 0. Every rank calls it.
+pub fn optimizer_state(engine: &Engine, network: &Network, states: &[&str]) -> Result<Option<Weights>, Error> {
+    let places = places(network);
+    let trained = places.iter().filter(|p| p.parameter.role == Role::Trained);
+    let what = |place: &Place, k: usize| What::State(place.layer, place.number, k);
+    let all = trained.flat_map(|p| {
+        states.iter().enumerate().map(move |(k, state)| (p, (what(p, k), format!("{}.{state}", p.name))))
+    });
+    collect(engine, all.collect(), network)
 }
 
 /// Gives an engine what the optimizer remembered.
@@ -88,16 +83,91 @@ pub fn put_optimizer_state(engine: &mut Engine, network: &Network, states: &[&st
 }
 
 fn put(engine: &mut Engine, network: &Network, place: &Place, what: What, tensor: &NamedTensor) {
-    let places = packing(engine, network, place).places;
+    let program = engine.program(0);
+    let packing = program.packing(network, place.layer, place.number);
+    let runs = place.parameter.runs(&program.share(place.layer, &place.parameter));
     if let Some(memory) = engine.kept_mut(what) {
-        places.iter().zip(&tensor.data).for_each(|(&at, &value)| memory[at as usize] = value);
+        let values = runs.flat_map(|run| &tensor.data[run]);
+        packing.places.iter().zip(values).for_each(|(&at, &value)| memory[at as usize] = value);
     }
 }
 
-fn get(engine: &Engine, network: &Network, place: &Place, what: What, name: String) -> Option<NamedTensor> {
-    let memory = engine.kept(what)?;
-    let data = packing(engine, network, place).places.iter().map(|&at| memory[at as usize]).collect();
-    Some(NamedTensor { name, shape: place.parameter.shape.clone(), data })
+/// This rank's share of a tensor, in order; nothing where it has none.
+fn share(engine: &Engine, network: &Network, place: &Place, what: What) -> (Vec<Range<usize>>, Vec<f32>) {
+    let program = engine.program(0);
+    let memory = engine.kept(what).unwrap_or(&[]);
+    let places = program.packing(network, place.layer, place.number).places;
+    let data = if memory.is_empty() { vec![] } else { places.iter().map(|&at| memory[at as usize]).collect() };
+    (program.share(place.layer, &place.parameter), data)
+}
+
+/// Puts ranks' shares of tensors together on rank 0. Those that a rank has whole do not travel.
+fn collect(
+    engine: &Engine,
+    tensors: Vec<(&Place, (What, String))>,
+    network: &Network,
+) -> Result<Option<Weights>, Error> {
+    let communicator = engine.communicator();
+    let is_first = communicator.rank() == 0;
+    let mut whole: Vec<NamedTensor> = vec![];
+    let mut mine: Vec<u8> = vec![];
+    for (i, (place, (what, name))) in tensors.iter().enumerate() {
+        let parameter = &place.parameter;
+        let (ranges, data) = share(engine, network, place, *what);
+        if is_first {
+            let mut all = vec![0.0; parameter.len()];
+            fill(&mut all, parameter, &ranges, &data);
+            whole.push(NamedTensor { name: name.clone(), shape: parameter.shape.clone(), data: all });
+        } else if !data.is_empty() && data.len() < parameter.len() {
+            write_share(&mut mine, i, &ranges, &data);
+        }
+    }
+    let all = gather(communicator, &Team::all(communicator), 0, &mine);
+    let all = all.map_err(convoy_engine::Error::Communication)?;
+    let Some(others) = all else { return Ok(None) };
+    for other in &others {
+        let mut rest = &other[..];
+        while let Some((i, ranges)) = read_share(&mut rest) {
+            let parameter = &tensors[i].0.parameter;
+            let count: usize = ranges.iter().map(|r| r.len()).product();
+            let (data, left) = rest.split_at(count * 4);
+            let data: Vec<f32> = data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            fill(&mut whole[i].data, parameter, &ranges, &data);
+            rest = left;
+        }
+    }
+    Ok(Some(Weights { tensors: whole }))
+}
+
+/// Puts a share where it belongs in the whole.
+fn fill(whole: &mut [f32], parameter: &Parameter, ranges: &[Range<usize>], data: &[f32]) {
+    let mut rest = data;
+    for run in parameter.runs(ranges).take_while(|_| !data.is_empty()) {
+        let (now, left) = rest.split_at(run.len());
+        whole[run].copy_from_slice(now);
+        rest = left;
+    }
+}
+
+/// A share as bytes: the tensor's number, how many axes, their ranges, the numbers.
+fn write_share(bytes: &mut Vec<u8>, number: usize, ranges: &[Range<usize>], data: &[f32]) {
+    let ends = ranges.iter().flat_map(|range| [range.start, range.end]);
+    for word in [number, ranges.len()].into_iter().chain(ends) {
+        bytes.extend((word as u64).to_le_bytes());
+    }
+    bytes.extend(data.iter().flat_map(|value| value.to_le_bytes()));
+}
+
+/// What [`write_share`] wrote before the numbers; nothing at the end.
+fn read_share(bytes: &mut &[u8]) -> Option<(usize, Vec<Range<usize>>)> {
+    let mut word = || {
+        let (word, rest) = bytes.split_first_chunk::<8>()?;
+        *bytes = rest;
+        Some(u64::from_le_bytes(*word) as usize)
+    };
+    let (number, axes) = (word()?, word()?);
+    let ranges = (0..axes).map(|_| Some(word()?..word()?)).collect::<Option<Vec<_>>>()?;
+    Some((number, ranges))
 }
 
 /// The first layer with a parameter that is not a number any more.

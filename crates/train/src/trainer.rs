@@ -375,7 +375,7 @@ impl<'a> Member<'a> {
     }
 
     fn outcome(&mut self, steps: u64, train_loss: f64, test: Option<Scores>, stopped: bool) -> Result<Outcome, Error> {
-        let weights = state::weights(&self.engine, &self.setup.network);
+        let weights = state::weights(&self.engine, &self.setup.network)?.unwrap_or_default();
         let seconds = self.seconds();
         if let (Some(run), false) = (&self.setup.run, stopped)
             && self.is_first()
@@ -450,15 +450,20 @@ impl<'a> Member<'a> {
     }
 
     fn write_digests(&mut self, step: u64) -> Result<(), Error> {
-        if self.log.is_some() {
-            let layers = layer_digests(&state::weights(&self.engine, &self.setup.network));
-            self.write(&MetricsLine::Digest { step, layers })?;
+        if self.setup.run.is_none() {
+            return Ok(());
         }
-        Ok(())
+        match state::weights(&self.engine, &self.setup.network)? {
+            Some(weights) => self.write(&MetricsLine::Digest { step, layers: layer_digests(&weights) }),
+            None => Ok(()),
+        }
     }
 
     fn save(&mut self, step: u64, sums: &EpochSums) -> Result<(), Error> {
-        let (Some(run), true) = (&self.setup.run, self.is_first()) else { return Ok(()) };
+        let Some(run) = &self.setup.run else { return Ok(()) };
+        let weights = state::weights(&self.engine, &self.setup.network)?;
+        let optimizer = state::optimizer_state(&self.engine, &self.setup.network, &self.setup.optimizer.states())?;
+        let (Some(weights), Some(optimizer)) = (weights, optimizer) else { return Ok(()) };
         let checkpoint = Checkpoint {
             step,
             epoch: step / self.steps_per_epoch,
@@ -467,8 +472,8 @@ impl<'a> Member<'a> {
             job_digest: self.setup.job_digest.clone(),
             sums: *sums,
             seconds: self.seconds(),
-            weights: state::weights(&self.engine, &self.setup.network),
-            optimizer: state::optimizer_state(&self.engine, &self.setup.network, &self.setup.optimizer.states()),
+            weights,
+            optimizer,
         };
         run.checkpoints(self.setup.keep).save(&checkpoint).map(drop)
     }

@@ -17,6 +17,8 @@ impl Mixture for Upsample {
         let share = place - low as f64;
         let inputs = match end - low {
             1 => vec![(low, 1.0)],
+            // On the spot: the neighbour may not be there.
+            _ if share == 0.0 => vec![(low, 1.0)],
             _ => vec![(low, 1.0 - share), (low + 1, share)],
         };
         Part { inputs, divisor: 1.0 }

@@ -1,0 +1,228 @@
+//! Runs networks under strategies and compares what comes out.
+#![allow(dead_code)]
+
+use convoy_comm::Communicator;
+use convoy_engine::{Batch, Engine, Settings};
+use convoy_kernels::{Mode, Moment, Update, fast};
+use convoy_net::{Axis, LayerId, Network, Region};
+use convoy_program::{Options, Program, What, lower};
+use convoy_split::{Rank, Strategy};
+use std::collections::BTreeMap;
+
+/// A number that looks random, from where it stands.
+fn number(seed: u64, at: &[usize]) -> f32 {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
+    for &i in at {
+        x = (x ^ i as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x ^= x >> 29;
+    }
+    (x % 4096) as f32 / 2048.0 - 1.0
+}
+
+const UPDATE: Update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-3 };
+
+/// How a network is run.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub batch: usize,
+    pub threads: usize,
+    pub settings: Settings,
+}
+
+/// One worker in each rank.
+pub fn plain(batch: usize) -> Way {
+    Way { batch, threads: 1, settings: Settings::default() }
+}
+
+/// What programs are made for.
+pub fn options(batch: usize) -> Options {
+    Options { batch, mode: Mode::Train, leaves: 8, winograd: Default::default(), update: UPDATE }
+}
+
+/// Losses of the steps, and all parameters and states by name, put together from the ranks' shares.
+#[derive(Debug, PartialEq)]
+pub struct Outcome {
+    /// Whether ranks that have the same have it with the same bits.
+    pub agree: bool,
+    pub losses: Vec<f64>,
+    pub kept: BTreeMap<String, Vec<f32>>,
+}
+
+/// A step's images.
+pub fn images(program: &Program, step: usize) -> Vec<f32> {
+    dense(&program.images, |at| number(step as u64 + 1, &at))
+}
+
+/// A step's targets.
+pub fn targets(network: &Network, program: &Program, step: usize) -> Vec<f32> {
+    let mut region = program.owned;
+    if network.loss.takes_labels() {
+        let classes = network.shapes(1).unwrap().last().unwrap().channels();
+        region = region.with(Axis::Channel, 0, !region.is_empty() as isize);
+        return dense(&region, |at| ((number(step as u64 + 77, &at) + 1.0) * 2048.0) as usize as f32 % classes as f32);
+    }
+    dense(&region, |at| number(step as u64 + 77, &at))
+}
+
+fn dense(region: &Region, value: impl Fn([usize; 5]) -> f32) -> Vec<f32> {
+    let s = region.shape().0;
+    let at = |i: usize| {
+        [
+            i / (s[1] * s[2] * s[3] * s[4]),
+            i / (s[2] * s[3] * s[4]) % s[1],
+            i / (s[3] * s[4]) % s[2],
+            i / s[4] % s[3],
+            i % s[4],
+        ]
+    };
+    (0..region.len()).map(|i| value(std::array::from_fn(|a| (at(i)[a] as isize + region.start[a]) as usize))).collect()
+}
+
+/// Gives an engine weights that depend on nothing but their place in the network.
+fn start(engine: &mut Engine, network: &Network) {
+    let shapes = network.shapes(1).unwrap();
+    for (l, layer) in network.layers.iter().enumerate() {
+        for (p, parameter) in network.parameters(LayerId(l), &shapes).iter().enumerate() {
+            let program = engine.program(0);
+            let packing = program.packing(network, LayerId(l), p);
+            let places: Vec<usize> = parameter.runs(&program.share(LayerId(l), parameter)).flatten().collect();
+            let name = layer.name.bytes().fold(0, |hash, byte| hash * 31 % 1_000_003 + byte as usize);
+            let fan = (parameter.len() / parameter.shape[0]).max(1) as f32;
+            let memory = engine.kept_mut(What::Parameter(LayerId(l), p)).unwrap();
+            for (&at, i) in packing.places.iter().zip(places) {
+                memory[at as usize] = match parameter.init {
+                    convoy_net::Init::Constant(c) => c,
+                    _ => number(9, &[name, p, i]) * 1.5 / fan.sqrt(),
+                };
+            }
+        }
+    }
+}
+
+/// How to break a program on purpose.
+pub type Break = fn(&mut Program);
+
+/// A rank's engine with its program and first weights.
+pub fn engine(network: &Network, strategy: &Strategy, way: Way, rank: Communicator, change: Break) -> Engine {
+    let mut program = lower(network, strategy, Rank(rank.rank()), &options(way.batch)).unwrap();
+    assert_eq!(program.verify(), Ok(()));
+    change(&mut program);
+    let planned = program.kept_bytes() + program.memory.step_bytes + program.scratch() * 4 * way.threads;
+    let mut engine = Engine::new(network, vec![program], way.threads, rank, way.settings);
+    assert_eq!(engine.bytes(), planned, "what is allocated is what was planned");
+    start(&mut engine, network);
+    engine
+}
+
+/// The losses of some steps.
+pub fn steps(network: &Network, engine: &mut Engine, count: usize) -> Vec<f64> {
+    (0..count)
+        .map(|step| {
+            let (images, targets) = (images(engine.program(0), step), targets(network, engine.program(0), step));
+            let moment = Moment { seed: 5, step: step as u64, learning_rate: 0.01 };
+            let sent = engine.communicator().sent_bytes();
+            let sums = engine.step(0, Batch { images: &images, targets: &targets }, moment).unwrap();
+            let loss = fast::measure(&network.loss, sums).loss;
+            let program = engine.program(0).sent_bytes() as u64;
+            assert_eq!(engine.communicator().sent_bytes() - sent, program, "bytes sent are those of the program");
+            loss
+        })
+        .collect()
+}
+
+/// A rank's shares of parameters and states: by name the size of the whole, and values by their places in it.
+type Shares = Vec<(String, usize, Vec<(usize, f32)>)>;
+
+fn kept(network: &Network, engine: &Engine) -> Shares {
+    let program = engine.program(0);
+    let shapes = network.shapes(1).unwrap();
+    let buffers = program.buffers.iter().filter(|b| b.home == convoy_program::Home::Kept);
+    let share = |what: What| {
+        let (l, p, name) = match what {
+            What::Parameter(l, p) => (l, p, format!("parameter {p}")),
+            What::State(l, p, k) => (l, p, format!("state {k} of parameter {p}")),
+            other => panic!("{other:?} is kept"),
+        };
+        let layer = &network.layers[l.0];
+        let parameter = &network.parameters(l, &shapes)[p];
+        let packing = program.packing(network, l, p);
+        let memory = engine.kept(what).unwrap();
+        let places: Vec<usize> = parameter.runs(&program.share(l, parameter)).flatten().collect();
+        assert_eq!(places.len(), packing.places.len(), "{} {name}", layer.name);
+        let values = places.into_iter().zip(packing.places.iter().map(|&at| memory[at as usize])).collect();
+        (format!("{} {name}", layer.name), parameter.len(), values)
+    };
+    buffers.map(|b| share(b.what)).collect()
+}
+
+/// The whole of what ranks have shares of, and whether they agree where they have the same. Everything is somewhere.
+fn together(ranks: Vec<Shares>) -> (BTreeMap<String, Vec<f32>>, bool) {
+    let mut whole: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
+    let mut agree = true;
+    for (name, len, values) in ranks.into_iter().flatten() {
+        let all = whole.entry(name).or_insert_with(|| vec![None; len]);
+        for (at, value) in values {
+            agree &= all[at].is_none_or(|other| other.to_bits() == value.to_bits());
+            all[at] = Some(value);
+        }
+    }
+    let complete = |all: Vec<Option<f32>>| all.into_iter().map(|v| v.expect("nobody has it")).collect();
+    let whole = whole.into_iter().map(|(name, all)| (name, complete(all))).collect();
+    (whole, agree)
+}
+
+/// What comes out of some steps.
+pub fn run(network: &Network, strategy: &Strategy, way: Way, count: usize) -> Outcome {
+    let outcome = run_changed(network, strategy, way, count, |_| {});
+    assert!(outcome.agree, "ranks disagree on loss or weights");
+    outcome
+}
+
+/// The same with a program that was changed.
+pub fn run_changed(network: &Network, strategy: &Strategy, way: Way, count: usize, change: Break) -> Outcome {
+    let mut communicators = convoy_comm::threads(strategy.ranks);
+    let others = communicators.split_off(1);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = others
+            .into_iter()
+            .map(|c| {
+                scope.spawn(move || {
+                    let mut engine = engine(network, strategy, way, c, change);
+                    let losses = steps(network, &mut engine, count);
+                    (losses, kept(network, &engine))
+                })
+            })
+            .collect();
+        let mut engine = engine(network, strategy, way, communicators.pop().unwrap(), change);
+        let losses = steps(network, &mut engine, count);
+        let mut shares = vec![kept(network, &engine)];
+        let mut same_losses = true;
+        for other in others {
+            let (other_losses, other_kept) = other.join().unwrap();
+            same_losses &= losses == other_losses;
+            shares.push(other_kept);
+        }
+        let (kept, agree) = together(shares);
+        Outcome { losses, kept, agree: agree && same_losses }
+    })
+}
+
+/// Largest difference relative to the largest element.
+pub fn difference(a: &Outcome, b: &Outcome) -> Option<String> {
+    for (x, y) in a.losses.iter().zip(&b.losses) {
+        if !((x - y).abs() <= 1e-4 * y.abs()) {
+            return Some(format!("losses {:?} and {:?}", a.losses, b.losses));
+        }
+    }
+    for (key, x) in &a.kept {
+        let y = &b.kept[key];
+        // Sums that nearly cancel keep the rounding of their terms, which are of the order of 1.
+        let scale = y.iter().fold(0.05f32, |m, v| m.max(v.abs()));
+        let apart = |(x, y): (&f32, &f32)| if x.is_finite() { (x - y).abs() } else { f32::INFINITY };
+        let worst = x.iter().zip(y).map(apart).fold(0.0, f32::max);
+        if worst > 2e-3 * scale {
+            return Some(format!("{key:?} differs by {worst} of {scale}"));
+        }
+    }
+    None
+}
