@@ -32,7 +32,7 @@ fn main() {
     let shapes = network.shapes(batch).expect("shapes fit");
 
     // Others may be at work: the best of many.
-    let peak = (0..30).map(|_| fma_peak_gflops(1)).fold(0.0, f64::max) * 1e9 * threads as f64;
+    let peak = (0..5).map(|_| fma_peak_gflops(1)).fold(0.0, f64::max) * 1e9 * threads as f64;
     let mut distinct: Vec<(Kind, Shape, bool, usize)> = vec![];
     for (i, layer) in network.layers.iter().enumerate() {
         let kind = &layer.kind;

@@ -43,6 +43,27 @@ pub fn tree<T>(
     }
 }
 
+/// The same as a list: leaves that are not empty, in order, each with how many of the sums before it are then added to its own, the
+/// last one first.
+pub fn order(leaves: Range<usize>, empty: &impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
+    match leaves.len() {
+        0 => vec![],
+        1 if empty(leaves.start) => vec![],
+        1 => vec![(leaves.start, 0)],
+        count => {
+            let middle = leaves.start + middle(count);
+            let mut all = order(leaves.start..middle, empty);
+            let right = order(middle..leaves.end, empty);
+            let both = !all.is_empty() && !right.is_empty();
+            all.extend(right);
+            if both {
+                all.last_mut().expect("not empty").1 += 1;
+            }
+            all
+        }
+    }
+}
+
 /// Levels that `tree` may need for so many leaves.
 pub fn levels(leaves: usize) -> usize {
     leaves.max(1).next_power_of_two().ilog2() as usize + 2
@@ -84,6 +105,26 @@ pub fn fold(partial: &[f64], samples: Range<usize>, (batch, leaves): (usize, usi
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The list adds what the tree adds.
+    #[test]
+    fn the_order_is_that_of_the_tree() {
+        for leaves in 1..=9 {
+            for mask in 0..1u32 << leaves {
+                let empty = |l: usize| mask >> l & 1 == 1;
+                let mut levels = vec![String::new(); 8];
+                let add = |into: &mut String, from: &String| *into = format!("({into}+{from})");
+                let any = tree(0..leaves, &mut levels, &empty, &mut |l, into| *into = l.to_string(), &add);
+                let mut held: Vec<String> = vec![];
+                for (leaf, adds) in order(0..leaves, &empty) {
+                    let sum =
+                        (0..adds).fold(leaf.to_string(), |sum, _| format!("({}+{sum})", held.pop().expect("a sum")));
+                    held.push(sum);
+                }
+                assert_eq!(held, if any { vec![levels[0].clone()] } else { vec![] });
+            }
+        }
+    }
 
     /// Numbers whose sum depends on the order: folding whole subtrees and then those together changes no bit.
     #[test]

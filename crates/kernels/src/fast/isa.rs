@@ -6,7 +6,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::simd::Avx2;
 use super::simd::{Portable, Simd};
-use super::sweep::{self, Sweep};
+use super::sweep::{self, Leaf, Start, Sweep};
 use super::transforms::{self, Distances, Transforms};
 use crate::BLOCK;
 
@@ -15,6 +15,7 @@ pub struct Isa {
     sweep_unit: unsafe fn(&Sweep),
     sweep_strided: unsafe fn(&Sweep),
     sweep_lanes: unsafe fn(&Sweep),
+    sweep_folded: unsafe fn(&Sweep, &[Leaf]),
     add: unsafe fn(*mut f32, *const f32, usize),
     sum: unsafe fn(*mut f32, *const f32, usize),
     transpose: unsafe fn(*const f32, *mut f32),
@@ -39,6 +40,22 @@ impl Isa {
                 false => (self.sweep_strided)(s),
             }
         }
+    }
+
+    /// Runs the matrix kernel from zero, leaf by leaf, and folds: lane by lane is not among its forms.
+    ///
+    /// # Safety
+    /// As for [`Isa::sweep`].
+    pub unsafe fn sweep_folded(&self, s: &Sweep, leaves: &[Leaf]) {
+        assert!(!s.lanes && s.start == Start::Zero, "bug: a folded sweep of another form");
+        let level = leaves.iter().try_fold(0usize, |level, leaf| {
+            assert!(leaf.steps.end <= s.steps.len() && level < sweep::LEVELS, "bug: leaves of another sweep");
+            Some(level.checked_sub(leaf.adds)? + 1)
+        });
+        assert!(level.is_some_and(|level| level <= 1), "bug: sums that are never added");
+        // SAFETY: this table exists because the processor has its instructions; leaves are as checked above, the rest is the
+        // caller's promise.
+        unsafe { (self.sweep_folded)(s, leaves) }
     }
 
     /// A loop of nothing but fused multiply-adds; says how many operations it did.
@@ -159,6 +176,10 @@ macro_rules! instantiate {
                 unsafe { sweep::rows::<$simd, NV, { sweep::LANES }>(s) }
             }
             $(#[target_feature(enable = $feature)])?
+            unsafe fn sweep_folded(s: &Sweep, leaves: &[Leaf]) {
+                unsafe { sweep::folded_rows::<$simd, NV>(s, leaves) }
+            }
+            $(#[target_feature(enable = $feature)])?
             unsafe fn add(into: *mut f32, from: *const f32, len: usize) {
                 unsafe { super::add::<$simd>(into, from, len) }
             }
@@ -180,6 +201,7 @@ macro_rules! instantiate {
                 sweep_unit,
                 sweep_strided,
                 sweep_lanes,
+                sweep_folded,
                 add,
                 sum,
                 transpose,

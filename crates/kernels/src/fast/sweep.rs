@@ -14,6 +14,7 @@
 
 use super::simd::Simd;
 use crate::BLOCK;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// One run of k: where it begins in A (from a row's own offset) and in B, and its length.
@@ -83,6 +84,64 @@ impl Sweep<'_> {
     }
 }
 
+/// Adds products over `steps` to the sums of a register tile whose rows begin at `a`; the next tile's are `ahead`.
+#[inline(always)]
+unsafe fn accumulate<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(
+    s: &Sweep,
+    steps: &[Step],
+    a: &[*const f32; MR],
+    ahead: isize,
+    sums: &mut [[S::V; NV]; MR],
+) {
+    // SAFETY: the caller promises that all of `s.reach()` may be touched.
+    unsafe {
+        let (ak, bk) = if FORM == UNIT { (1, BLOCK) } else { (s.ak as isize, s.bk) };
+        for step in steps {
+            let mut at = step.a;
+            let mut b = s.b.offset(step.b);
+            macro_rules! one {
+                ($j:expr) => {{
+                    let mut line = [S::zero(); NV];
+                    for v in 0..NV {
+                        line[v] = S::load(b.add($j * bk + v * S::LANES));
+                    }
+                    for m in 0..MR {
+                        let x = a[m].offset(at + $j as isize * ak);
+                        for v in 0..NV {
+                            let x = if FORM == LANES { S::load(x.add(v * S::LANES)) } else { S::splat(*x) };
+                            sums[m][v] = S::fma(x, line[v], sums[m][v]);
+                        }
+                    }
+                }};
+            }
+            if FORM == UNIT {
+                for row in a {
+                    S::prefetch(row.wrapping_offset(at + ahead + step.len as isize - 1));
+                }
+                for _ in 0..step.len / 4 {
+                    one!(0);
+                    one!(1);
+                    one!(2);
+                    one!(3);
+                    at += 4;
+                    b = b.add(4 * BLOCK);
+                }
+                for _ in 0..step.len % 4 {
+                    one!(0);
+                    at += 1;
+                    b = b.add(BLOCK);
+                }
+            } else {
+                for _ in 0..step.len {
+                    one!(0);
+                    at += ak;
+                    b = b.wrapping_add(bk);
+                }
+            }
+        }
+    }
+}
+
 /// One register tile: `MR` rows by `NV` vectors, which are 16 floats.
 #[inline(always)]
 unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sweep, r: usize) {
@@ -118,50 +177,7 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sw
             S::prefetch(s.c.add(*s.c_off.get_unchecked(next + m) as usize));
         }
         let ahead = *s.a_off.get_unchecked(next) as isize - a_off(0) as isize;
-        let (ak, bk) = if FORM == UNIT { (1, BLOCK) } else { (s.ak as isize, s.bk) };
-        for step in s.steps {
-            let mut at = step.a;
-            let mut b = s.b.offset(step.b);
-            macro_rules! one {
-                ($j:expr) => {{
-                    let mut line = [S::zero(); NV];
-                    for v in 0..NV {
-                        line[v] = S::load(b.add($j * bk + v * S::LANES));
-                    }
-                    for m in 0..MR {
-                        let x = a[m].offset(at + $j as isize * ak);
-                        for v in 0..NV {
-                            let x = if FORM == LANES { S::load(x.add(v * S::LANES)) } else { S::splat(*x) };
-                            sums[m][v] = S::fma(x, line[v], sums[m][v]);
-                        }
-                    }
-                }};
-            }
-            if FORM == UNIT {
-                for row in &a {
-                    S::prefetch(row.wrapping_offset(at + ahead + step.len as isize - 1));
-                }
-                for _ in 0..step.len / 4 {
-                    one!(0);
-                    one!(1);
-                    one!(2);
-                    one!(3);
-                    at += 4;
-                    b = b.add(4 * BLOCK);
-                }
-                for _ in 0..step.len % 4 {
-                    one!(0);
-                    at += 1;
-                    b = b.add(BLOCK);
-                }
-            } else {
-                for _ in 0..step.len {
-                    one!(0);
-                    at += ak;
-                    b = b.wrapping_add(bk);
-                }
-            }
-        }
+        accumulate::<S, MR, NV, FORM>(s, s.steps, &a, ahead, &mut sums);
         for (m, row) in sums.iter().enumerate() {
             for (v, sum) in row.iter().enumerate() {
                 S::store(c(m, v), *sum);
@@ -196,6 +212,83 @@ pub unsafe fn rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
                 3 => tile::<S, 3, NV, FORM>(s, r),
                 2 => tile::<S, 2, NV, FORM>(s, r),
                 _ => tile::<S, 1, NV, FORM>(s, r),
+            }
+        }
+        r += m;
+    }
+}
+
+/// A leaf of a folded sweep: its steps, and how many of the sums before it are added to its own (`fold::order`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    pub steps: Range<usize>,
+    pub adds: usize,
+}
+
+/// Sums that a folded tile holds at most: more than the levels of any tree.
+pub const LEVELS: usize = 32;
+
+/// One register tile of a folded sweep: leaves are summed one after the other and added as the tree says, all in registers and
+/// the first-level cache.
+#[inline(always)]
+unsafe fn folded_tile<S: Simd, const MR: usize, const NV: usize>(s: &Sweep, leaves: &[Leaf], r: usize) {
+    // SAFETY: the caller promises that rows `r..r + MR` exist, that all of `s.reach()` may be touched, and that leaves are in order.
+    unsafe {
+        let mut a = [s.a; MR];
+        for (m, a) in a.iter_mut().enumerate() {
+            *a = s.a.add(*s.a_off.get_unchecked(r + m) as usize);
+        }
+        let mut held = [[[MaybeUninit::<S::V>::uninit(); NV]; MR]; LEVELS];
+        let mut level = 0;
+        let mut sums = [[S::zero(); NV]; MR];
+        for leaf in leaves {
+            sums = [[S::zero(); NV]; MR];
+            accumulate::<S, MR, NV, STRIDED>(s, s.steps.get_unchecked(leaf.steps.clone()), &a, 0, &mut sums);
+            for _ in 0..leaf.adds {
+                level -= 1;
+                for m in 0..MR {
+                    for v in 0..NV {
+                        sums[m][v] = S::add(held[level][m][v].assume_init(), sums[m][v]);
+                    }
+                }
+            }
+            for m in 0..MR {
+                for v in 0..NV {
+                    held[level][m][v].write(sums[m][v]);
+                }
+            }
+            level += 1;
+        }
+        for (m, row) in sums.iter().enumerate() {
+            for (v, sum) in row.iter().enumerate() {
+                S::store(s.c.add(*s.c_off.get_unchecked(r + m) as usize + v * S::LANES), *sum);
+            }
+        }
+    }
+}
+
+/// All rows of a sweep that starts from zero, its steps leaf by leaf, folded.
+///
+/// # Safety
+/// As for [`rows`]; leaves are as `fold::order` gives them.
+#[inline(always)]
+pub unsafe fn folded_rows<S: Simd, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
+    debug_assert!(NV * S::LANES == BLOCK && s.a_off.len() == s.c_off.len());
+    let n = s.a_off.len();
+    let mut r = 0;
+    while r < n {
+        let m = match n - r {
+            3 => 2,
+            5 | 7 | 8 => 4,
+            left => left.min(6),
+        };
+        // SAFETY: these rows exist; the rest is the caller's promise.
+        unsafe {
+            match m {
+                6 => folded_tile::<S, 6, NV>(s, leaves, r),
+                4 => folded_tile::<S, 4, NV>(s, leaves, r),
+                2 => folded_tile::<S, 2, NV>(s, leaves, r),
+                _ => folded_tile::<S, 1, NV>(s, leaves, r),
             }
         }
         r += m;

@@ -9,10 +9,10 @@
 //! - An element of a leaf's sum is one chain over the leaf's points in order, whatever the tiles.
 
 use super::fold;
-use super::isa::{Isa, isa};
+use super::isa::{Isa, isa, prefetch};
 use super::leaves::{Leaves, Subtrees};
 use super::phases::Phase;
-use super::sweep::{Start, Step, Sweep};
+use super::sweep::{Leaf, Start, Step, Sweep};
 use super::tiles;
 use super::weights::Pairs;
 use crate::{BLOCK, Kernel, Layout, Operand, Operands, Work, leaf_range};
@@ -22,10 +22,12 @@ use std::ops::Range;
 const POINTS: usize = 112;
 /// Target blocks and rows of a part. Blocks share the input's lines, rows those of the gradient.
 const PART: (usize, usize) = (16, 288);
-/// The same where a leaf has fewer points than this: then adding leaves weighs more than sharing, and all levels of the tree
-/// should stay in the first-level cache.
-const FEW_POINTS: usize = 32;
-const SMALL_PART: (usize, usize) = (2, 96);
+/// Points of all leaves, or of one leaf, below which leaves are folded within a register tile: adding leaves weighs then more
+/// than sharing lines, and those of all leaves stay in the first-level cache.
+const FEW_POINTS: usize = 256;
+const FEW_POINTS_OF_LEAF: usize = 16;
+/// Bytes of the input for the rows of a part then.
+const FOLDED_BYTES: usize = 16 << 10;
 
 /// What a weight gradient is summed from.
 pub struct Spec<'s> {
@@ -45,9 +47,9 @@ pub struct Spec<'s> {
 
 /// One phase, worked out.
 struct Tables {
-    /// Per row: offset in the input from a point's first source, and line of the gradient from its block's first.
+    /// Per row: offset in the input from a point's first source, and in the gradient from its block's first weight.
     a_off: Vec<u32>,
-    lines: Vec<u32>,
+    c_off: Vec<u32>,
     /// Rows of so many inner blocks.
     rows: Vec<usize>,
     /// Rows of points, all leaves in order.
@@ -79,6 +81,9 @@ pub struct WeightGradient {
     subtrees: Subtrees,
     to: Operand,
     phases: Vec<Tables>,
+    /// Whether leaves are folded within a register tile, and in which order: per phase and subtree.
+    folded: bool,
+    orders: Vec<Vec<Vec<Leaf>>>,
     parts: Vec<Part>,
     parts_per_tile: usize,
     /// Offsets of the lines of a part.
@@ -94,7 +99,7 @@ impl Tables {
         let [d, h, w] = &phase.0;
         let taps: usize = spec.kernel.iter().product();
         let most = pairs.meets.iter().map(|m| m.len()).max().unwrap_or(0);
-        let (mut a_off, mut lines, mut rows) = (vec![], vec![], vec![0]);
+        let (mut a_off, mut c_off, mut rows) = (vec![], vec![], vec![0]);
         for block in 0..most {
             for d in &d.taps {
                 for h in &h.taps {
@@ -104,7 +109,7 @@ impl Tables {
                         let line = (block * taps + number) * pairs.lines();
                         let real = 0..pairs.real_lines(block);
                         a_off.extend(real.clone().map(|c| (at + c) as u32));
-                        lines.extend(real.map(|c| (line + c) as u32));
+                        c_off.extend(real.map(|c| ((line + c) * BLOCK) as u32));
                     }
                 }
             }
@@ -158,7 +163,7 @@ impl Tables {
         let length = if single { runs.iter().map(|r| r.len).max().unwrap_or(1) } else { w.count };
         Tables {
             a_off,
-            lines,
+            c_off,
             rows,
             runs,
             leaves,
@@ -170,18 +175,34 @@ impl Tables {
     }
 }
 
+impl Tables {
+    /// Leaves in the order in which they are folded.
+    fn order(&self, leaves: &Range<usize>) -> Vec<Leaf> {
+        let order = fold::order(leaves.clone(), &|l| self.leaves[l].is_empty());
+        order.into_iter().map(|(leaf, adds)| Leaf { steps: self.leaves[leaf].clone(), adds }).collect()
+    }
+}
+
 impl WeightGradient {
     pub fn new(spec: &Spec) -> WeightGradient {
         let pairs = spec.pairs;
-        let phases: Vec<Tables> = spec.phases.iter().map(|phase| Tables::new(spec, phase)).collect();
-        let longest = |t: &Tables| t.leaves.iter().map(|l| t.runs[l.clone()].iter().map(|r| r.len).sum()).max();
-        let longest: usize = phases.iter().filter_map(longest).max().unwrap_or(0);
+        let mut phases: Vec<Tables> = spec.phases.iter().map(|phase| Tables::new(spec, phase)).collect();
+        let points = |t: &Tables, runs: &Range<usize>| t.runs[runs.clone()].iter().map(|r| r.len).sum::<usize>();
+        let few = |t: &Tables| {
+            t.leaves.iter().all(|leaf| points(t, leaf) < FEW_POINTS_OF_LEAF)
+                || points(t, &(0..t.runs.len())) <= FEW_POINTS
+        };
+        let folded = !pairs.depthwise && phases.iter().all(few);
+        if folded {
+            let lines = |t: &Tables| FOLDED_BYTES / (4 * BLOCK * points(t, &(0..t.runs.len())).max(1));
+            phases.iter_mut().for_each(|t| t.chunk = lines(t).clamp(3, 18) * BLOCK);
+        }
         let empty: Vec<bool> = (0..spec.leaves).map(|l| phases.iter().all(|p| p.leaves[l].is_empty())).collect();
         let taps: usize = spec.kernel.iter().product();
         let per_phase = |p: &Phase| 2.0 * (p.points() * spec.samples.len() * p.taps()) as f64;
         let flops = spec.phases.iter().map(per_phase).sum::<f64>() * (pairs.count * pairs.line()) as f64;
         let wanted = tiles::of_flops(flops);
-        let (mut blocks, rows) = if longest < FEW_POINTS { SMALL_PART } else { PART };
+        let (mut blocks, rows) = if folded { (PART.0, 1) } else { PART };
         let mut parts = cut(pairs, &phases, blocks, rows);
         let mut subtrees = Subtrees::new(&empty, parts.len(), tiles::enough(wanted));
         while parts.len() * subtrees.ranges.len() < tiles::enough(wanted) / 2 && blocks > 4 {
@@ -201,6 +222,8 @@ impl WeightGradient {
             plane: spec.gradient.plane,
             input_plane: spec.input.plane,
             to: if subtrees.is_whole() { Operand::ParameterGradient(0) } else { spec.sums },
+            folded,
+            orders: phases.iter().map(|p| subtrees.ranges.iter().map(|leaves| p.order(leaves)).collect()).collect(),
             subtrees,
             phases,
             parts_per_tile: parts.len().div_ceil(tiles).max(1),
@@ -217,7 +240,7 @@ impl WeightGradient {
     }
 
     pub fn scratch(&self) -> usize {
-        fold::levels(self.subtrees.longest()) * self.part_len
+        if self.folded { 0 } else { fold::levels(self.subtrees.longest()) * self.part_len }
     }
 
     /// The stage that follows where subtrees are summed apart, and the bytes of their sums.
@@ -298,18 +321,68 @@ impl WeightGradient {
         if !any {
             levels[0].fill(0.0);
         }
-        let subtree = subtree * self.pairs.count * self.taps * self.pairs.line();
         for (block, sums) in part.blocks.clone().zip(levels[0].chunks_exact_mut(part.rows.len() * BLOCK)) {
-            let base = subtree + self.pairs.before[block] * self.taps * self.pairs.line();
+            let base = self.base(block, subtree);
             for (row, sums) in part.rows.clone().zip(sums.chunks_exact_mut(BLOCK)) {
-                let line = p.lines[row] as usize;
-                self.mask(block, line, sums);
-                let at = base + line * BLOCK;
-                // SAFETY: the line, and the filler that follows it, belong to this part and subtree alone.
-                let to = unsafe { operands.floats_mut(self.to, at..at + self.lines_from(line) * BLOCK) };
-                to[..BLOCK].copy_from_slice(sums);
-                to[BLOCK..].fill(0.0);
+                let at = base + p.c_off[row] as usize;
+                // SAFETY: the line belongs to this part and subtree alone.
+                unsafe { operands.floats_mut(self.to, at..at + BLOCK) }.copy_from_slice(sums);
             }
+            self.finish(part, block, base, operands);
+        }
+    }
+
+    /// The same where leaves are folded within a register tile.
+    fn folded_part(&self, part: &Part, subtree: usize, operands: &Operands) {
+        let p = &self.phases[part.phase];
+        let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
+        let to = operands.slot(self.to);
+        for block in part.blocks.clone() {
+            let base = self.base(block, subtree);
+            let a = &x[self.pairs.meets[block].start * self.input_plane..];
+            let b = &dy[block * self.plane..];
+            let sweep = Sweep {
+                a: a.as_ptr(),
+                a_off: &p.a_off[part.rows.clone()],
+                b: b.as_ptr(),
+                steps: &p.runs,
+                ak: p.ak,
+                bk: p.bk,
+                lanes: false,
+                c: (to.data as *mut f32).wrapping_add(base),
+                c_off: &p.c_off[part.rows.clone()],
+                start: Start::Zero,
+            };
+            sweep.assert_inside(a.len(), b.len(), to.bytes / 4 - base);
+            // The next block's gradient: its lines are far apart, and the processor does not foresee them.
+            for run in &p.runs {
+                let ahead = b.as_ptr().wrapping_offset(self.plane as isize + run.b);
+                (0..run.len).for_each(|k| prefetch(ahead.wrapping_add(k * p.bk)));
+            }
+            // SAFETY: tables were made from the layouts of these operands, as asserted above; the part's lines belong to this
+            // part and subtree alone.
+            unsafe { self.isa.sweep_folded(&sweep, &self.orders[part.phase][subtree]) }
+            self.finish(part, block, base, operands);
+        }
+    }
+
+    /// Where a block's sums over a subtree begin.
+    fn base(&self, block: usize, subtree: usize) -> usize {
+        (subtree * self.pairs.count + self.pairs.before[block]) * self.taps * self.pairs.line()
+    }
+
+    /// Zeros where weights are filler.
+    fn finish(&self, part: &Part, block: usize, base: usize, operands: &Operands) {
+        if !self.pairs.mixed() && !self.pairs.has_filler() {
+            return;
+        }
+        for row in part.rows.clone() {
+            let at = self.phases[part.phase].c_off[row] as usize;
+            let line = at / BLOCK;
+            // SAFETY: the line, and the filler that follows it, belong to this part and subtree alone.
+            let to = unsafe { operands.floats_mut(self.to, base + at..base + at + self.lines_from(line) * BLOCK) };
+            self.mask(block, line, &mut to[..BLOCK]);
+            to[BLOCK..].fill(0.0);
         }
     }
 
@@ -337,7 +410,10 @@ impl Kernel for WeightGradient {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let (subtree, tile) = (tile % self.subtrees.ranges.len(), tile / self.subtrees.ranges.len());
         let parts = tile * self.parts_per_tile..((tile + 1) * self.parts_per_tile).min(self.parts.len());
-        self.parts[parts].iter().for_each(|part| self.part(part, subtree, operands, scratch));
+        self.parts[parts].iter().for_each(|part| match self.folded {
+            true => self.folded_part(part, subtree, operands),
+            false => self.part(part, subtree, operands, scratch),
+        });
     }
 }
 

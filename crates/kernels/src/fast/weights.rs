@@ -81,6 +81,11 @@ impl Pairs {
         }
     }
 
+    /// Whether some inner block has filler.
+    pub fn has_filler(&self) -> bool {
+        (0..self.inner.blocks()).any(|block| self.real_lines(block) < self.lines())
+    }
+
     /// Floats of the weights of one pair at one tap.
     pub fn line(&self) -> usize {
         self.lines() * self.outer.block
