@@ -54,7 +54,12 @@ impl Run {
         change(&mut draft);
         let job = draft.job()?;
         let found = folder.checkpoints(job.run.keep).newest().map_err(Error::from)?;
-        let ready = Ready::with_network(&job, network_of(&folder, &job)?).map_err(|errors| draft.located(errors))?;
+        // Its weights are in the checkpoint; the file that it once started from may be gone.
+        let mut going_on = job.clone();
+        let weights = going_on.train.weights.take();
+        let ready = Ready::with_network(&going_on, network_of(&folder, &job)?);
+        let mut ready = ready.map_err(|errors| draft.located(errors))?;
+        ready.job.train.weights = weights;
         let (checkpoint, steps) = (found.checkpoint, ready.steps());
         if ready.digest()? != checkpoint.job_digest {
             let what = changes(&before, &job);

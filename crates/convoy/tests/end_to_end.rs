@@ -218,6 +218,16 @@ fn weights_go_round() {
     assert_ne!(before["weights_digest"], after["weights_digest"]);
     let again = place.json(&format!("train {SMALL} --steps 2 --weights {weights}"));
     assert_eq!(again["weights_digest"], after["weights_digest"]);
+    // A run that goes on does not need the file it started from, and does not take another.
+    place.file("start.safetensors", std::fs::read(&weights).unwrap());
+    let constant = "--schedule constant --weights start.safetensors";
+    let whole = place.json(&format!("train {SMALL} {constant} --steps 4"));
+    let run = place.json(&format!("train {SMALL} {constant} --steps 2"))["run"].as_str().unwrap().to_string();
+    std::fs::remove_file(place.path().join("start.safetensors")).unwrap();
+    let resumed = place.json(&format!("train --resume {run} --steps 4"));
+    assert_eq!(resumed["weights_digest"], whole["weights_digest"]);
+    let ran = place.run(&format!("train --resume {run} --steps 6 --weights {weights}"));
+    assert!(ran.code == Some(2) && ran.err.contains("cannot be used with"), "{ran:?}");
 }
 
 #[test]

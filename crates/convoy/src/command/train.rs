@@ -26,7 +26,7 @@ pub fn definition() -> Command {
         )
         .arg(path_argument("JOB").help("a job, such as job.toml"))
         .arg(
-            path_argument("resume").long("resume").value_name("RUN").conflicts_with("JOB").help(
+            path_argument("resume").long("resume").value_name("RUN").conflicts_with_all(["JOB", "train.weights"]).help(
                 "go on where a run was interrupted, in its folder and with its job",
             ),
         )
