@@ -114,7 +114,7 @@ fn all_errors_are_told_at_once() {
         "error: job.toml, line 2, [train].batch: a batch of 20000 cannot be made of 9000 samples\n  \
          help: a batch of 1 to 9000\n\
          error: job.toml, line 6, [parallel].strategy: strategy `sideways` is not one: \"sideways\" is no axis with a \
-         number of parts\n  help: data, spatial, or a product such as data:2,spatial:2x2\n\
+         number of parts\n  help: data, spatial, filter, channel, or a product such as data:2,spatial:2x2\n\
          error: job.toml, line 8, [data].test: cannot read `x`: No such file or directory (os error 2)\n\
          error: --weights: cannot read no.safetensors\n  cause: No such file or directory (os error 2)",
     );
