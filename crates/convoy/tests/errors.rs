@@ -25,7 +25,7 @@ fn idx(place: &Place) {
 }
 
 const MODELS: &str = "lenet, alexnet, vgg11, vgg16, vgg19, resnet18, resnet34, resnet50, resnet101, resnet152, \
-                      resnet18-cifar, resnet20, mobilenet-v2, unet, unet3d";
+                      resnet18-cifar, resnet20, mobilenet-v2, unet, unet3d, mesh1k, mesh2k";
 
 #[test]
 fn unknown_words_come_with_a_suggestion() {

@@ -53,7 +53,8 @@ fn state(net: &Network) -> Vec<(String, Vec<usize>)> {
 
 #[test]
 fn every_model_is_in_the_fixture_and_the_other_way_round() {
-    let mut ours: Vec<&str> = names().iter().map(|model| model.name).collect();
+    // The mesh networks have golden numbers of their own, in `zoo/mesh.rs`.
+    let mut ours: Vec<&str> = names().iter().map(|model| model.name).filter(|name| !name.starts_with("mesh")).collect();
     let published = published();
     let mut theirs: Vec<&str> = published.iter().map(|p| p.name.as_str()).collect();
     ours.sort();
@@ -112,7 +113,7 @@ fn parameters_are_those_that_were_published() {
 
 #[test]
 fn outputs_are_one_number_a_class() {
-    for entry in names() {
+    for entry in names().iter().filter(|model| !model.name.starts_with("mesh")) {
         let net = usual(entry.name);
         let output = *net.shapes(2).unwrap().last().unwrap();
         let dense = entry.name.starts_with("unet");
@@ -142,7 +143,7 @@ fn what_no_model_can_be_is_said() {
         assert_eq!(model(name, options).unwrap_err().to_string(), text);
     };
     let known = "lenet, alexnet, vgg11, vgg16, vgg19, resnet18, resnet34, resnet50, resnet101, resnet152, \
-                 resnet18-cifar, resnet20, mobilenet-v2, unet, unet3d";
+                 resnet18-cifar, resnet20, mobilenet-v2, unet, unet3d, mesh1k, mesh2k";
     let text = format!("unknown model `resnet5`\n  help: did you mean `resnet50`? Else one of {known}");
     says("resnet5", None, None, &text);
     says("transformer", None, None, &format!("unknown model `transformer`\n  help: one of {known}"));

@@ -10,7 +10,7 @@ use crate::ready;
 use crate::words::{bytes, count, table};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use convoy_engine::{Batch, Engine, Settings};
-use convoy_kernels::{Mode, Moment, Pass, fma_peak_gflops};
+use convoy_kernels::{Mode, Moment, Pass, fast, fma_peak_gflops, memory_gbytes};
 use convoy_net::zoo;
 use convoy_net::{LayerSummary, Network, Region};
 use convoy_program::{Action, Options, Program, Subject, lower};
@@ -53,11 +53,11 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let job = draft.job()?;
     let network = network(path(matches, "NET").unwrap_or(Path::new("")), &job)?;
     let threads = job.parallel.threads.unwrap_or(machine::cores());
-    let before = fma_peak_gflops(threads);
+    let before = Peak::measure(threads);
     let bench =
         Bench::run(&network, &job, threads, matches.get_flag("layers")).map_err(|errors| draft.located(errors))?;
-    let after = fma_peak_gflops(threads);
-    tell(&network, &bench, before.max(after), matches)
+    let peak = before.max(Peak::measure(threads));
+    tell(&network, &bench, &peak, matches)
 }
 
 /// The network that a model's name or a file says.
@@ -77,8 +77,34 @@ struct Bench {
     /// Of each step.
     seconds: Vec<f64>,
     planned_bytes: u64,
-    /// By layer and pass, seconds of all threads together in one step.
-    parts: BTreeMap<(usize, Part), f64>,
+    /// By layer and pass, in one step.
+    parts: BTreeMap<(usize, Part), Cost>,
+}
+
+/// What a pass of a layer took and asked for.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    /// Of all threads together.
+    seconds: f64,
+    /// Read and written, each element once.
+    bytes: f64,
+    algorithm: Option<&'static str>,
+}
+
+/// What a machine can do on as many threads, measured beside the steps.
+struct Peak {
+    gflops: f64,
+    gbytes: f64,
+}
+
+impl Peak {
+    fn measure(threads: usize) -> Peak {
+        Peak { gflops: fma_peak_gflops(threads), gbytes: memory_gbytes(threads) }
+    }
+
+    fn max(self, other: Peak) -> Peak {
+        Peak { gflops: self.gflops.max(other.gflops), gbytes: self.gbytes.max(other.gbytes) }
+    }
 }
 
 /// Passes as people tell them apart.
@@ -132,9 +158,14 @@ impl Bench {
             seconds.push(began.elapsed().as_secs_f64());
         }
         let mut parts = BTreeMap::new();
-        for time in engine.take_times(0) {
-            let place = place(&engine.program(0).ops[time.op].action);
-            *parts.entry(place).or_insert(0.0) += time.seconds / steps as f64;
+        let times = engine.take_times(0);
+        let program = engine.program(0);
+        for (time, place) in times.iter().zip(places(program)) {
+            let cost: &mut Cost = parts.entry(place).or_default();
+            cost.seconds += time.seconds / steps as f64;
+            let (bytes, algorithm) = asked(network, &program.ops[time.op].action);
+            cost.bytes += bytes;
+            cost.algorithm = cost.algorithm.or(algorithm);
         }
         Ok(Bench { batch, threads, seconds, planned_bytes: engine.bytes() as u64, parts })
     }
@@ -166,48 +197,74 @@ fn batch_of(network: &Network, program: &Program) -> Result<(Vec<f32>, Vec<f32>)
     Ok((images, targets))
 }
 
-/// The layer and pass that an op works for.
-fn place(action: &Action) -> (usize, Part) {
+/// The layer and pass that each op works for. What only prepares belongs to what follows.
+fn places(program: &Program) -> Vec<(usize, Part)> {
+    let mut next = BTreeMap::new();
+    let mut places: Vec<(usize, Part)> = vec![];
+    for op in program.ops.iter().rev() {
+        places.push(match &op.action {
+            Action::Compute { subject: Subject::Layer(layer), stage, .. } => {
+                let part = match stage.pass {
+                    Pass::Transform(_) => next.get(&layer.0).copied().unwrap_or(Part::Forward),
+                    Pass::InputGradient(_) | Pass::GradientStatistics | Pass::GradientCoefficients => {
+                        Part::InputGradient
+                    }
+                    Pass::WeightGradient(_) => Part::WeightGradient,
+                    _ => Part::Forward,
+                };
+                next.insert(layer.0, part);
+                (layer.0, part)
+            }
+            Action::Update { layer, .. } => (layer.0, Part::Update),
+            _ => (NO_LAYER, Part::Other),
+        });
+    }
+    places.reverse();
+    places
+}
+
+/// Bytes that an op reads and writes, and how it computes.
+fn asked(network: &Network, action: &Action) -> (f64, Option<&'static str>) {
     match action {
-        Action::Compute { subject: Subject::Layer(layer), stage, .. } => {
-            let part = match stage.pass {
-                Pass::InputGradient(_) => Part::InputGradient,
-                Pass::WeightGradient(_) => Part::WeightGradient,
-                Pass::GradientStatistics | Pass::GradientCoefficients => Part::InputGradient,
-                _ => Part::Forward,
-            };
-            (layer.0, part)
+        Action::Compute { subject: Subject::Layer(layer), geometry, stage, .. } => {
+            let twin = fast::twin(&network.layers[layer.0].kind);
+            (stage.work.bytes, twin.algorithm(stage.pass, geometry))
         }
-        Action::Update { layer, .. } => (layer.0, Part::Update),
-        _ => (NO_LAYER, Part::Other),
+        Action::Compute { stage, .. } | Action::Update { stage, .. } => (stage.work.bytes, None),
+        _ => (0.0, None),
     }
 }
 
-fn tell(network: &Network, bench: &Bench, peak: f64, matches: &ArgMatches) -> Result<(), Errors> {
+fn tell(network: &Network, bench: &Bench, peak: &Peak, matches: &ArgMatches) -> Result<(), Errors> {
     let step_seconds = bench.median();
     let gflop = network.step_flops(bench.batch).map_err(Error::from)? as f64 / 1e9;
     let images = bench.batch as f64 / step_seconds;
     let gflops = gflop / step_seconds;
     say(&format!(
         "{}, batch {}, {}: {images:.1} images/s, {step_seconds:.4} s a step (median of {}), {gflops:.1} GFLOP/s, {:.0} % of \
-         a peak of {peak:.1}, {} planned",
+         a peak of {:.1}, {} planned",
         network.name,
         bench.batch,
         count(bench.threads as u64, "thread"),
         bench.seconds.len(),
-        100.0 * gflops / peak,
+        100.0 * gflops / peak.gflops,
+        peak.gflops,
         bytes(bench.planned_bytes)
     ))?;
     let layers = rows(network, bench, peak)?;
     if matches.get_flag("layers") {
-        let text = |row: &Row| {
-            let speed = if row.gflop > 0.0 { format!("{:.1}", row.gflop / row.seconds) } else { String::new() };
-            let share = row.share.map_or(String::new(), |share| format!("{:.0}", 100.0 * share));
-            let name = [row.layer.clone(), row.pass.to_string()];
-            name.into_iter().chain([format!("{:.3}", 1e3 * row.seconds), speed, share]).collect()
-        };
-        let header = ["layer", "pass", "ms of all threads", "GFLOP/s per thread", "% of peak"];
-        say(&table(&header, &[1], layers.iter().map(text).collect()))?;
+        let header = [
+            "layer",
+            "pass",
+            "ms of all threads",
+            "GFLOP/s per thread",
+            "% of peak",
+            "GB/s",
+            "% of bandwidth",
+            "algorithm",
+        ];
+        say(&table(&header, &[1, 7], layers.iter().map(Row::cells).collect()))?;
+        say(&bounds(bench, &layers, peak))?;
     }
     if matches.get_flag("json") {
         let mut object = json!({
@@ -220,7 +277,8 @@ fn tell(network: &Network, bench: &Bench, peak: f64, matches: &ArgMatches) -> Re
             "step_seconds_all": bench.seconds,
             "gflop_step": gflop,
             "gflops": gflops,
-            "fma_peak_gflops": peak,
+            "fma_peak_gflops": peak.gflops,
+            "memory_gbytes": peak.gbytes,
             "planned_bytes": bench.planned_bytes,
             "peak_rss_bytes": machine::peak_rss_bytes(),
         });
@@ -236,31 +294,88 @@ fn tell(network: &Network, bench: &Bench, peak: f64, matches: &ArgMatches) -> Re
 struct Row {
     layer: String,
     pass: &'static str,
-    /// Of all threads together.
-    seconds: f64,
+    cost: Cost,
     gflop: f64,
-    /// Of what one thread could do.
-    share: Option<f64>,
+    /// Of what one thread could compute, where it computes sums of products.
+    of_peak: Option<f64>,
+    /// Of what one thread's part of memory could move.
+    of_bandwidth: f64,
 }
 
 impl Row {
     fn object(&self) -> Value {
         json!({
-            "layer": self.layer, "pass": self.pass, "thread_seconds": self.seconds, "gflop": self.gflop,
-            "share_of_peak": self.share,
+            "layer": self.layer, "pass": self.pass, "thread_seconds": self.cost.seconds, "gflop": self.gflop,
+            "share_of_peak": self.of_peak, "bytes": self.cost.bytes, "share_of_bandwidth": self.of_bandwidth,
+            "algorithm": self.cost.algorithm,
         })
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let seconds = self.cost.seconds;
+        let number = |value: f64, digits: usize| if value > 0.0 { format!("{value:.digits$}") } else { String::new() };
+        vec![
+            self.layer.clone(),
+            self.pass.to_string(),
+            format!("{:.3}", 1e3 * seconds),
+            number(self.gflop / seconds, 1),
+            number(100.0 * self.of_peak.unwrap_or(0.0), 0),
+            number(self.cost.bytes / seconds / 1e9, 1),
+            number(100.0 * self.of_bandwidth, 0),
+            self.cost.algorithm.unwrap_or("").to_string(),
+        ]
+    }
+
+    /// What it asks most of.
+    fn bound(&self) -> Bound {
+        match self.of_peak {
+            Some(of_peak) if of_peak >= self.of_bandwidth => Bound::Products,
+            _ => Bound::Memory,
+        }
     }
 }
 
-fn rows(network: &Network, bench: &Bench, peak: f64) -> Result<Vec<Row>, Error> {
+/// What a pass cannot be faster than.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    Products,
+    Memory,
+}
+
+fn rows(network: &Network, bench: &Bench, peak: &Peak) -> Result<Vec<Row>, Error> {
     let layers: Vec<LayerSummary> = network.summary(bench.batch)?;
-    let per_thread = peak / bench.threads as f64;
-    let row = |(&(layer, part), &seconds): (&(usize, Part), &f64)| {
+    let [gflops, gbytes] = [peak.gflops, peak.gbytes].map(|all| all / bench.threads as f64);
+    let row = |(&(layer, part), &cost): (&(usize, Part), &Cost)| {
         let known = layers.get(layer);
         let computes = matches!(part, Part::Forward | Part::InputGradient | Part::WeightGradient);
         let gflop = known.filter(|_| computes).map_or(0.0, |layer| layer.flops as f64 / 1e9);
-        let share = (gflop > 0.0).then(|| gflop / seconds / per_thread);
-        Row { layer: known.map_or("(all)".into(), |l| l.name.clone()), pass: part.name(), seconds, gflop, share }
+        let of_peak = (gflop > 0.0).then(|| gflop / cost.seconds / gflops);
+        let of_bandwidth = cost.bytes / 1e9 / cost.seconds / gbytes;
+        let layer = known.map_or("(all)".into(), |l| l.name.clone());
+        Row { layer, pass: part.name(), cost, gflop, of_peak, of_bandwidth }
     };
     Ok(bench.parts.iter().map(row).collect())
+}
+
+/// Where the time of all threads goes, in a sentence.
+fn bounds(bench: &Bench, rows: &[Row], peak: &Peak) -> String {
+    let threads = bench.threads as f64;
+    let all = bench.median() * threads;
+    let of = |bound: Bound| rows.iter().filter(move |row| row.bound() == bound);
+    let seconds = |bound: Bound| of(bound).map(|row| row.cost.seconds).sum::<f64>();
+    let (products, memory) = (seconds(Bound::Products), seconds(Bound::Memory));
+    let gflop: f64 = of(Bound::Products).map(|row| row.gflop).sum();
+    let gbytes: f64 = of(Bound::Memory).map(|row| row.cost.bytes).sum::<f64>() / 1e9;
+    let percent = |part: f64| 100.0 * part / all;
+    format!(
+        "products take {:.0} % of the threads' time, at {:.0} % of the peak of {:.1} GFLOP/s; passes over memory {:.0} %, at {:.0} % of \
+         {:.1} GB/s; {:.0} % nothing runs",
+        percent(products),
+        100.0 * gflop / products.max(1e-9) / (peak.gflops / threads),
+        peak.gflops,
+        percent(memory),
+        100.0 * gbytes / memory.max(1e-9) / (peak.gbytes / threads),
+        peak.gbytes,
+        percent((all - products - memory).max(0.0))
+    )
 }

@@ -63,6 +63,11 @@ pub trait Fast {
     /// The kernel of one of these stages.
     fn prepare(&self, pass: Pass, geometry: &Geometry) -> Box<dyn Kernel>;
 
+    /// Which of several ways a pass is computed.
+    fn algorithm(&self, _pass: Pass, _geometry: &Geometry) -> Option<&'static str> {
+        None
+    }
+
     /// Where each element of a parameter lies in kernel order: `place(index in PyTorch's order)`, and the length with
     /// filler. A parameter without channels in blocks keeps its order and needs no filler.
     fn packing(&self, parameter: usize, geometry: &Geometry) -> Packing {

@@ -353,6 +353,20 @@ impl Fast for Windowed {
         }
     }
 
+    fn algorithm(&self, pass: Pass, g: &Geometry) -> Option<&'static str> {
+        let winograd = match pass {
+            Pass::Forward | Pass::WeightGradient(0) => self.winograd(g, g.output.shape),
+            Pass::InputGradient(_) => self.winograd(g, g.inputs[0].shape),
+            _ => return None,
+        };
+        Some(match winograd {
+            Some(Size::Four) => "winograd 4x4",
+            Some(Size::Two) => "winograd 2x2",
+            None if self.pairs(g).depthwise => "depthwise",
+            None => "direct",
+        })
+    }
+
     fn packing(&self, parameter: usize, g: &Geometry) -> Packing {
         let pairs = self.pairs(g);
         match (parameter, self.way) {

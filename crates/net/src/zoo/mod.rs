@@ -9,6 +9,7 @@ use crate::{Error, Network, suggestion};
 
 mod alexnet;
 mod lenet;
+mod mesh;
 mod mobilenet;
 mod resnet;
 mod sequence;
@@ -57,6 +58,8 @@ static MODELS: &[Model] = &[
     Model { name: "mobilenet-v2", about: "inverted residuals with depthwise convolutions, width 1 (Sandler et al. 2018)", input: IMAGE, classes: 1000, build: mobilenet::mobilenet_v2 },
     Model { name: "unet", about: "a class per pixel, widths 64 to 1024 (Ronneberger et al. 2015), with batch norm", input: &[1, 256, 256], classes: 2, build: unet::unet },
     Model { name: "unet3d", about: "a class per voxel, widths 16 to 128", input: &[1, 64, 64, 64], classes: 2, build: unet::unet3d },
+    Model { name: "mesh1k", about: "where a mesh tangles, fields of 1024 x 1024 (Dryden et al. 2019)", input: &[18, 1024, 1024], classes: 1024, build: mesh::mesh1k },
+    Model { name: "mesh2k", about: "the same for fields of 2048 x 2048", input: &[18, 2048, 2048], classes: 4096, build: mesh::mesh2k },
 ];
 
 /// All models, each with its name and one line about it.
