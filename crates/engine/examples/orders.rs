@@ -19,7 +19,7 @@ fn main() {
     };
     let number = |word: &String| word.parse::<usize>().expect("a number");
     let (batch, threads, rounds) = (number(batch), number(threads), number(rounds));
-    let network = zoo::model(model, Default::default()).expect("a model of the zoo");
+    let network = zoo::model(model, Default::default()).expect("a model of the zoo").fused();
     let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 };
     let options = Options { batch, mode: Mode::Train, leaves: 8, winograd: Default::default(), update };
     let program = lower(&network, &Strategy::single(&network), Rank(0), &options).expect("networks of the zoo fit");
