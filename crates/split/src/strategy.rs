@@ -100,7 +100,7 @@ fn check_channels(grid: &Grid, l: LayerId, network: &Network, shapes: &[Shape]) 
     let placement = Placement::over(*grid);
     let cuts_groups = |region: &convoy_net::Region| {
         let (first, end) = region.range(Axis::Channel);
-        first as usize % per_group != 0 || end as usize % per_group != 0
+        !(first as usize).is_multiple_of(per_group) || !(end as usize).is_multiple_of(per_group)
     };
     match placement.owned(output, grid.parts()).iter().any(cuts_groups) {
         true => no(format!("its groups of {per_group} channels would be cut")),

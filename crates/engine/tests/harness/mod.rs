@@ -210,7 +210,8 @@ pub fn run_changed(network: &Network, strategy: &Strategy, way: Way, count: usiz
 /// Largest difference relative to the largest element.
 pub fn difference(a: &Outcome, b: &Outcome) -> Option<String> {
     for (x, y) in a.losses.iter().zip(&b.losses) {
-        if !((x - y).abs() <= 1e-4 * y.abs()) {
+        let near = (x - y).abs() <= 1e-4 * y.abs();
+        if !near {
             return Some(format!("losses {:?} and {:?}", a.losses, b.losses));
         }
     }
