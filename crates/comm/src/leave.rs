@@ -3,7 +3,7 @@
 //! All say that they end, and wait until all have. The rank that ended first tells why (of several, the lowest); the others
 //! wait for its word before they go, since a launcher may end everybody as soon as one is gone.
 
-use crate::{Communicator, Kind};
+use crate::{Communicator, Kind, sync};
 use std::time::{Duration, Instant};
 
 /// The word of the rank that told why: the exit code.
@@ -35,7 +35,7 @@ impl Leave {
         let (began, mut code) = (Instant::now(), [self.code]);
         // All have ended: what is not there yet is an error to others, not to us.
         while began.elapsed() < self.patience && communicator.try_receive(first, WORD, &mut code) != Ok(true) {
-            std::thread::sleep(Duration::from_millis(1));
+            sync::sleep(Duration::from_millis(1));
         }
         code[0]
     }

@@ -16,6 +16,7 @@ mod launch;
 mod leave;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+mod sync;
 mod threads;
 mod traffic;
 mod wait;

@@ -3,15 +3,14 @@
 //! Always true
 //! - After a warm-up no message allocates: its bytes go into the memory of one that was received.
 
+use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::{Communicator, Error, Transport};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Communicators for `ranks` ranks of this process.
 pub fn threads(ranks: usize) -> Vec<Communicator> {
     let shared = Arc::new(Shared {
-        boxes: (0..ranks * ranks).map(|_| Mutex::default()).collect(),
+        boxes: (0..ranks * ranks).map(|_| Mutex::new(Mailbox::default())).collect(),
         ranks,
         over: AtomicBool::new(false),
         cause: Mutex::new(None),

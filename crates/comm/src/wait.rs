@@ -4,7 +4,7 @@
 //! - Time in which this rank itself was stopped does not count: a process that was put to sleep and woken is not the one to
 //!   complain.
 
-use crate::{Communicator, Error};
+use crate::{Communicator, Error, sync};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ impl Wait<'_> {
     pub fn pause(&mut self, waiting: impl FnOnce() -> Waiting) -> Result<(), Error> {
         self.looks = self.looks.saturating_add(1);
         if self.looks <= YIELDS {
-            std::thread::yield_now();
+            sync::yield_now();
             return Ok(());
         }
         self.communicator.look_around()?;
@@ -83,7 +83,7 @@ impl Wait<'_> {
                 waiting()
             );
         }
-        std::thread::sleep(if self.looks < YIELDS + SHORT_SLEEPS { SHORT } else { LONG });
+        sync::sleep(if self.looks < YIELDS + SHORT_SLEEPS { SHORT } else { LONG });
         Ok(())
     }
 }

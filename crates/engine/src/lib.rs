@@ -11,6 +11,9 @@ mod memory;
 mod pool;
 mod run;
 mod schedule;
+#[cfg(all(test, feature = "shuttle"))]
+mod schedules;
+mod sync;
 
 pub use engine::{Batch, Engine, Error, OpTime, Order, Settings};
 pub use memory::Memory;

@@ -2,18 +2,17 @@
 //!
 //! The caller of [`Pool::run`] is worker 0; the others sleep between calls, after looking for new work for a short while.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use crate::sync::{Arc, Condvar, Mutex, spin_loop, thread};
 
-/// How often a worker looks again before it sleeps.
-const LOOKS: usize = 400;
+/// How often a worker looks again before it sleeps; under the checker it sleeps soon, to be woken often.
+const LOOKS: usize = if cfg!(feature = "shuttle") { 2 } else { 400 };
 
 /// A rank's workers.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<thread::JoinHandle<()>>,
 }
 
 /// The work of all workers, by worker number.
@@ -51,7 +50,7 @@ impl Pool {
         });
         let threads = (1..workers.max(1)).map(|worker| {
             let shared = shared.clone();
-            std::thread::Builder::new()
+            thread::Builder::new()
                 .name(format!("worker {worker}"))
                 .spawn(move || shared.live(worker))
                 .expect("bug: the system gives no more threads")
@@ -123,7 +122,7 @@ impl Shared {
                 return;
             }
             // Somebody else may need this core to make it ready.
-            if look % 16 == 15 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if look % 16 == 15 { thread::yield_now() } else { spin_loop() }
         }
         let mut asleep = self.lock.lock().expect("bug: a worker panicked");
         self.sleepers.fetch_add(1, SeqCst);
@@ -145,7 +144,7 @@ impl Drop for Pool {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 

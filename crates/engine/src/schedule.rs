@@ -7,8 +7,17 @@
 //! - A tile is given out once, and only after every op that its op waits for is complete.
 
 use crate::Order;
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use convoy_program::Program;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// All that the schedule knows of an op.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub after: Vec<usize>,
+    pub tiles: usize,
+    pub communicates: bool,
+    pub remaining: f64,
+}
 
 /// What is fixed: who waits for whom, and in which order ready ops are taken.
 #[derive(Debug)]
@@ -44,17 +53,26 @@ fn zeros(n: usize) -> Vec<AtomicU32> {
 
 impl Schedule {
     pub fn new(program: &Program, order: Order) -> Schedule {
-        let n = program.ops.len();
+        let node = |op: &convoy_program::Op| Node {
+            after: op.after.iter().map(|before| before.0).collect(),
+            tiles: op.tiles,
+            communicates: op.communicates(),
+            remaining: op.remaining,
+        };
+        Schedule::of(&program.ops.iter().map(node).collect::<Vec<_>>(), order)
+    }
+
+    /// The schedule of ops, of which only this is known.
+    pub fn of(nodes: &[Node], order: Order) -> Schedule {
+        let n = nodes.len();
         let mut successors = vec![vec![]; n];
-        for (i, op) in program.ops.iter().enumerate() {
-            op.after.iter().for_each(|before| successors[before.0].push(i as u32));
+        for (i, node) in nodes.iter().enumerate() {
+            node.after.iter().for_each(|&before| successors[before].push(i as u32));
         }
         let mut urgent: Vec<usize> = (0..n).collect();
         match order {
             // Longest remaining path first; ties by the written order.
-            Order::LongestPath => {
-                urgent.sort_by(|&a, &b| program.ops[b].remaining.total_cmp(&program.ops[a].remaining))
-            }
+            Order::LongestPath => urgent.sort_by(|&a, &b| nodes[b].remaining.total_cmp(&nodes[a].remaining)),
             Order::FirstIn => {}
             Order::Random(seed) => {
                 let key = |i: usize| {
@@ -68,9 +86,9 @@ impl Schedule {
         let words = n.div_ceil(64);
         Schedule {
             successors,
-            pending: program.ops.iter().map(|op| op.after.len() as u32).collect(),
-            tiles: program.ops.iter().map(|op| op.tiles as u32).collect(),
-            communicates: program.ops.iter().map(|op| op.communicates()).collect(),
+            pending: nodes.iter().map(|node| node.after.len() as u32).collect(),
+            tiles: nodes.iter().map(|node| node.tiles as u32).collect(),
+            communicates: nodes.iter().map(|node| node.communicates).collect(),
             positions: (order != Order::FirstIn).then_some(positions),
             state: State {
                 pending: zeros(n),
@@ -105,7 +123,12 @@ impl Schedule {
 
     /// Whether every op is complete.
     pub fn over(&self) -> bool {
-        self.state.open.load(Acquire) == 0
+        self.open() == 0
+    }
+
+    /// Ops that are not complete.
+    pub fn open(&self) -> usize {
+        self.state.open.load(Acquire)
     }
 
     /// Whether a tile may be had.
