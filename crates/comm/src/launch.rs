@@ -2,20 +2,21 @@
 
 use crate::{Communicator, Error};
 
-/// Who started this process, and how many of them.
+/// Who started this process, how many of them, and which one this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub by: &'static str,
     pub processes: usize,
+    pub process: usize,
 }
 
-/// Variables that launchers set for each process they start.
-const VARIABLES: [(&str, &str); 3] = [
-    ("mpirun", "OMPI_COMM_WORLD_SIZE"),
+/// Variables that launchers set for each process they start: how many there are, which one it is.
+const VARIABLES: [(&str, &str, &str); 3] = [
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     // MPICH's mpiexec and its relatives.
-    ("mpirun", "PMI_SIZE"),
+    ("mpirun", "PMI_SIZE", "PMI_RANK"),
     // Only inside a step: a batch script is one process, whatever was allocated.
-    ("Slurm", "SLURM_STEP_NUM_TASKS"),
+    ("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 ];
 
 impl Launch {
@@ -25,9 +26,12 @@ impl Launch {
     }
 
     fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
-        let found = VARIABLES.iter().find_map(|(by, name)| Some((*by, variable(name)?.parse().ok()?)));
+        let number = |name: &str| variable(name)?.parse().ok();
+        let found = VARIABLES.iter().find_map(|(by, processes, process)| {
+            Some(Launch { by, processes: number(processes)?, process: number(process).unwrap_or(0) })
+        });
         // One task of Slurm needs no MPI.
-        found.map(|(by, processes)| Launch { by, processes }).filter(|l| l.processes > 1 || l.by != "Slurm")
+        found.filter(|launch| launch.processes > 1 || launch.by != "Slurm")
     }
 
     /// The communicator of all processes that were started together, each one rank. Called once, by the main thread.
@@ -76,9 +80,9 @@ mod tests {
     #[cfg(not(feature = "mpi"))]
     #[test]
     fn without_mpi_several_processes_are_refused() {
-        let error = Launch { by: "mpirun", processes: 4 }.world().unwrap_err();
+        let error = Launch { by: "mpirun", processes: 4, process: 0 }.world().unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with("mpirun started 4 processes, but this convoy was built without MPI"), "{text}");
-        assert_eq!(Launch { by: "mpirun", processes: 1 }.world().unwrap().size(), 1);
+        assert_eq!(Launch { by: "mpirun", processes: 1, process: 0 }.world().unwrap().size(), 1);
     }
 }

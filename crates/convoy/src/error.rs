@@ -31,6 +31,8 @@ pub enum Error {
     Predict(Box<convoy_predict::Error>),
     #[error("{}: {error}", path.display())]
     MachineFile { path: PathBuf, error: Box<convoy_predict::Error> },
+    #[error("{0}")]
+    Comm(convoy_comm::Error),
     #[error("{}: all {steps} steps of this run are done\n  help: --epochs or --steps with more than that to go on; \
              --weights {} to start a new run from it", run.display(), run.join("model.safetensors").display())]
     Ended { run: PathBuf, steps: u64 },
@@ -205,5 +207,11 @@ impl From<convoy_predict::Error> for Error {
 impl From<convoy_engine::Error> for Error {
     fn from(error: convoy_engine::Error) -> Error {
         Error::Engine(error)
+    }
+}
+
+impl From<convoy_comm::Error> for Error {
+    fn from(error: convoy_comm::Error) -> Error {
+        Error::Comm(error)
     }
 }

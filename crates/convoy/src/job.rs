@@ -85,6 +85,8 @@ pub struct ParallelFields {
     /// Threads of each rank.
     pub threads: Option<usize>,
     pub strategy: String,
+    /// Seconds.
+    pub deadline: u64,
 }
 
 /// What is kept.

@@ -27,12 +27,14 @@ pub mod machine;
 mod ready;
 mod run;
 mod words;
+mod world;
 
 pub use draft::Draft;
 pub use error::{Error, Errors, Place, TargetShapes};
 pub use job::{DataFields, Job, NetworkFields, Normalisation, ParallelFields, RunFields, TestData, TrainFields};
 pub use ready::Ready;
 pub use run::Run;
+pub use world::World;
 
 /// Code in documents is compiled and run.
 #[cfg(doctest)]

@@ -7,6 +7,22 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
+/// The numbers of cores that this process may use; none where the system does not say.
+pub fn allowed_cores() -> Vec<usize> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.map(ranges).unwrap_or_default()
+}
+
+/// Numbers as the kernel writes them: `0-3,8`.
+fn ranges(list: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
+}
+
 /// The most memory this process has had in use so far.
 pub fn peak_rss_bytes() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
@@ -28,6 +44,13 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_cores_are_read() {
+        assert_eq!(ranges("\t0-3,8\n"), [0, 1, 2, 3, 8]);
+        assert!(ranges("").is_empty());
+        assert!(!cfg!(target_os = "linux") || !allowed_cores().is_empty());
+    }
 
     #[test]
     fn numbers_are_found_in_the_kernels_text() {

@@ -57,7 +57,7 @@ impl Ready {
             return Err(Errors(errors));
         };
         let threads = job.parallel.threads.unwrap_or((machine::cores() / ranks).max(1));
-        let normalise = normalise(job, &*train, threads * ranks)?;
+        let normalise = normalise(job, &*train, (threads * ranks).min(machine::cores()))?;
         let job = resolved(job, &network, threads, normalise.as_ref())?;
         Ok(Ready { job, network, strategy, train, test, normalise, weights })
     }

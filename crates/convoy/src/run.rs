@@ -4,11 +4,13 @@ use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::job::{Job, TestData};
 use crate::ready::{self, Ready};
+use crate::world::World;
 use convoy_net::Network;
 use convoy_train::{Checkpoint, DamagedCheckpoint, Observer, Outcome, RunFolder, Setup, Start, Weights};
 use serde_json::json;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 const NETWORK: &str = "network.toml";
 const PLAN: &str = "plan.json";
@@ -37,22 +39,32 @@ pub struct Run {
 impl Run {
     /// A new run in a folder of its own. Nothing is written before everything is found to fit.
     pub fn new(job: &Job) -> Result<Run, Errors> {
-        let ready = Ready::new(job)?;
-        let planned_bytes = ready.planned_bytes()?;
+        Run::new_in(&World::default(), job)
+    }
+
+    /// The same where this process may be one rank of several.
+    pub fn new_in(world: &World, job: &Job) -> Result<Run, Errors> {
+        let ready = Ready::new(&world.fit(job)?)?;
+        let planned_bytes = world.planned_bytes(&ready)?;
         let name = ready.job.run.name.as_deref().unwrap_or_default();
-        let folder = RunFolder::create(&ready.job.run.folder, name).map_err(Error::from)?;
+        let folder = world.folder(|| Ok(RunFolder::create(&ready.job.run.folder, name)?))?;
         let run = Run { ready, folder, planned_bytes, checkpoint: None, damaged: vec![] };
-        run.describe()?;
+        run.describe(world)?;
         Ok(run)
     }
 
     /// A run that goes on where its newest sound checkpoint is. `change` may lay flags over its job.
     pub fn resume(path: &Path, change: impl FnOnce(&mut Draft)) -> Result<Run, Errors> {
+        Run::resume_in(&World::default(), path, change)
+    }
+
+    /// The same where this process may be one rank of several: all of them read the run's folder.
+    pub fn resume_in(world: &World, path: &Path, change: impl FnOnce(&mut Draft)) -> Result<Run, Errors> {
         let folder = RunFolder::open(path).map_err(Error::from)?;
         let mut draft = draft_of(&folder)?;
         let before = draft.job()?;
         change(&mut draft);
-        let job = draft.job()?;
+        let job = world.fit(&draft.job()?).map_err(|error| draft.located(error.into()))?;
         let found = folder.checkpoints(job.run.keep).newest().map_err(Error::from)?;
         // Its weights are in the checkpoint; the file that it once started from may be gone.
         let mut going_on = job.clone();
@@ -68,14 +80,17 @@ impl Run {
         if checkpoint.step >= steps {
             return Err(Error::Ended { run: path.into(), steps: checkpoint.step }.into());
         }
-        let planned_bytes = ready.planned_bytes().map_err(|error| draft.located(error.into()))?;
+        let planned_bytes = world.planned_bytes(&ready).map_err(|error| draft.located(error.into()))?;
         let run = Run { ready, folder, planned_bytes, checkpoint: Some(checkpoint), damaged: found.skipped };
-        run.describe()?;
+        run.describe(world)?;
         Ok(run)
     }
 
     /// Writes down what is about to be done.
-    fn describe(&self) -> Result<(), Error> {
+    fn describe(&self, world: &World) -> Result<(), Error> {
+        if !world.is_first() {
+            return Ok(());
+        }
         self.folder.write_text(NETWORK, &self.ready.network.to_toml())?;
         self.folder.write_text(PLAN, &plan(&self.ready))?;
         // Last: a folder with a job is a run.
@@ -118,6 +133,7 @@ impl Ready {
     /// All that the trainer needs, for a run that starts afresh and keeps nothing.
     pub fn setup(&self) -> Result<Setup, Error> {
         let job = &self.job;
+        let data = self.train.digest()?;
         Ok(Setup {
             network: self.network.clone(),
             strategy: self.strategy.clone(),
@@ -136,11 +152,13 @@ impl Ready {
             loaders: job.data.loaders,
             start: Start::Fresh,
             run: None,
-            job_digest: self.digest()?,
+            job_digest: job.result_digest(&self.network.to_toml(), &data),
             checkpoint_every: job.run.checkpoint_every,
             keep: job.run.keep,
             digest_every: job.run.digest_every,
             settings: Default::default(),
+            deadline: Duration::from_secs(job.parallel.deadline),
+            in_common: vec![("data", data)],
         })
     }
 }

@@ -13,8 +13,8 @@ use convoy_kernels::{Kernel, Moment, Operand, Slot};
 use convoy_net::{Network, Region};
 use convoy_program::{Action, Home, Program, Subject, What};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 /// In which order ready ops are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub struct Settings {
 pub enum Error {
     #[error("{0}")]
     Communication(convoy_comm::Error),
-    #[error("rank {rank} panicked in {op}: {text}")]
-    Panic { rank: usize, op: String, text: String },
+    #[error("bug: a panic in {op}: {text}")]
+    Panic { op: String, text: String },
 }
 
 /// What a step works on: this rank's part of the batch, dense, as the program's `images` and `owned` regions say.
@@ -85,7 +85,7 @@ pub struct Engine {
     scratch: Vec<Memory>,
     loaded: Vec<Loaded>,
     pool: Pool,
-    communicator: Communicator,
+    communicator: Arc<Communicator>,
     settings: Settings,
 }
 
@@ -95,9 +95,10 @@ impl Engine {
         network: &Network,
         programs: Vec<Program>,
         workers: usize,
-        communicator: Communicator,
+        communicator: impl Into<Arc<Communicator>>,
         settings: Settings,
     ) -> Engine {
+        let communicator = communicator.into();
         let mut kept = BTreeMap::new();
         for buffer in programs.iter().flat_map(|p| &p.buffers).filter(|b| b.home == Home::Kept) {
             kept.entry(buffer.what).or_insert_with(|| Memory::zeroed(buffer.bytes));

@@ -2,7 +2,7 @@
 
 use crate::engine::{Batch, Error, Loaded, Settings};
 use crate::pool::Pool;
-use convoy_comm::Communicator;
+use convoy_comm::{Communicator, Wait, Waiting};
 use convoy_kernels::fast::{fold, region};
 use convoy_kernels::{Layout, Moment, Operands, Slot};
 use convoy_net::{Axis, Region};
@@ -31,7 +31,7 @@ impl Run<'_> {
     pub fn work(&self, worker: usize) {
         let schedule = &self.loaded.schedule;
         let talks = worker == 0 && self.communicator.size() > 1;
-        let mut idle = 0u32;
+        let (mut wait, mut open) = (Wait::new(self.communicator), schedule.open());
         while !schedule.over() && !self.failed.load(Acquire) {
             let mut busy = talks && self.talk();
             if let Some((op, tile)) = schedule.take() {
@@ -39,14 +39,16 @@ impl Run<'_> {
                 self.tile(worker, op, tile);
             }
             if busy {
-                idle = 0;
+                wait.over();
             } else if talks {
-                // Waits for messages: yield to ranks that share the core, then sleep briefly.
-                idle += 1;
-                if idle > 64 {
-                    std::thread::sleep(std::time::Duration::from_micros(20))
-                } else {
-                    std::thread::yield_now()
+                // Waits for messages, or for workers that are still busy: then nobody is to blame.
+                let left = schedule.open();
+                if left != open {
+                    open = left;
+                    wait.over();
+                }
+                if let Err(error) = wait.pause(|| self.waiting()) {
+                    self.fail(Error::Communication(error));
                 }
             } else {
                 self.pool.wait(|| schedule.over() || schedule.has_tiles() || self.failed.load(Acquire));
@@ -90,6 +92,38 @@ impl Run<'_> {
         }
     }
 
+    /// The most urgent message that has not come.
+    fn waiting(&self) -> Waiting {
+        let mut first = None;
+        let nothing_done: Result<bool, ()> = self.loaded.schedule.talk(|op| {
+            first.get_or_insert(op);
+            Ok(false)
+        });
+        debug_assert_eq!(nothing_done, Ok(false));
+        match first.map(|op| (op, &self.loaded.program.ops[op].action)) {
+            Some((op, Action::Receive { into, from, .. })) => {
+                let what = format!("{} bytes for {}", into.bytes.len(), self.consumer(op));
+                Waiting::new(self.communicator, from.0, what)
+            }
+            _ => Waiting::new(self.communicator, self.communicator.rank(), "its own workers".into()),
+        }
+    }
+
+    /// The computation that an op's result goes into: the first that cannot start before it.
+    fn consumer(&self, op: usize) -> &str {
+        let ops = &self.loaded.program.ops;
+        let mut reached = vec![op];
+        for (next, later) in ops.iter().enumerate().skip(op + 1) {
+            if later.after.iter().any(|before| reached.contains(&before.0)) {
+                if matches!(later.action, Action::Compute { .. } | Action::Update { .. }) {
+                    return &self.loaded.names[next];
+                }
+                reached.push(next);
+            }
+        }
+        "the end of the step"
+    }
+
     fn fail(&self, error: Error) {
         self.communicator.end(&error.to_string());
         self.error.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(error);
@@ -106,7 +140,7 @@ impl Run<'_> {
         if let Err(panic) = done {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default();
-            return self.fail(Error::Panic { rank: self.communicator.rank(), op: self.loaded.names[op].clone(), text });
+            return self.fail(Error::Panic { op: self.loaded.names[op].clone(), text });
         }
         if self.loaded.schedule.finish_tile(op) {
             self.poison(op);

@@ -6,6 +6,9 @@
 use crate::safetensors::write_floats;
 use crate::{NamedTensor, Weights};
 use blake3::Hasher;
+use std::fs::File;
+use std::io;
+use std::path::Path;
 
 /// Hexadecimal digits of a layer's digest: enough to see a difference, short enough for a line.
 const LAYER_DIGITS: usize = 16;
@@ -37,6 +40,13 @@ pub fn layer_digests(weights: &Weights) -> Vec<(String, String)> {
 /// The digest of a text, such as a resolved job: 64 hexadecimal digits.
 pub fn text_digest(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex().to_string()
+}
+
+/// The digest of a file, 64 hexadecimal digits.
+pub fn file_digest(path: &Path) -> io::Result<String> {
+    let mut hasher = Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 fn of_tensors(mut tensors: Vec<&NamedTensor>) -> String {

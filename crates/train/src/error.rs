@@ -4,6 +4,7 @@ use crate::checkpoint::DamagedCheckpoint;
 use crate::data::DataError;
 use crate::safetensors::Damage;
 use crate::weights::Misfit;
+use convoy_comm::Communicator;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -46,6 +47,18 @@ pub enum Error {
          help: other data, or another label to ignore"
     )]
     NothingCounts { epoch: u64, ignored: u32 },
+    #[error("a strategy for {strategy} ranks, but there are {ranks}")]
+    Ranks { strategy: usize, ranks: usize },
+    #[error(
+        "ranks do not have the same {what}: rank 0 on host {} has {}, rank {rank} on host {} has {}\n  \
+         help: the same program, job and data on every host",
+        hosts[0], values[0], hosts[1], values[1]
+    )]
+    Differs { what: String, rank: usize, hosts: [String; 2], values: [String; 2] },
+    #[error("rank {rank} on host {host} ended at step {step}\n  cause: {cause}")]
+    InRank { rank: usize, host: String, step: u64, cause: Box<Error> },
+    #[error("rank {rank} on host {host} ended\n  cause: bug: a panic: {text}")]
+    Panic { rank: usize, host: String, text: String },
     #[error(transparent)]
     Network(#[from] convoy_net::Error),
     #[error(transparent)]
@@ -58,6 +71,20 @@ impl Error {
         matches!(self, Error::Engine(convoy_engine::Error::Communication(convoy_comm::Error::Ended { .. })))
     }
 
+    /// The same with the rank it happened on and the step, where there are others and it is not the same on all of them.
+    pub(crate) fn of_rank(self, communicator: &Communicator, step: u64) -> Error {
+        let own = match &self {
+            Error::Engine(_) => !self.is_consequence(),
+            Error::Data(DataError::Io { .. } | DataError::Panicked { .. }) | Error::File { .. } => true,
+            _ => false,
+        };
+        if !own || communicator.size() == 1 {
+            return self;
+        }
+        let rank = communicator.rank();
+        Error::InRank { rank, host: communicator.host(rank).into(), step, cause: Box::new(self) }
+    }
+
     /// Whether a run that goes on after its last checkpoint would only meet it again.
     pub fn would_recur(&self) -> bool {
         matches!(self, Error::NotFinite { .. } | Error::Labels { .. } | Error::NothingCounts { .. })
@@ -66,6 +93,12 @@ impl Error {
     /// What the operating system refused to do.
     pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         move |cause| Error::File { action, path: path.to_path_buf(), cause }
+    }
+}
+
+impl From<convoy_comm::Error> for Error {
+    fn from(error: convoy_comm::Error) -> Error {
+        Error::Engine(convoy_engine::Error::Communication(error))
     }
 }
 

@@ -3,6 +3,7 @@
 //! Knows nothing of how a layer is split.
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod checkpoint;
 mod compare;
 pub mod data;
@@ -23,7 +24,7 @@ mod whole;
 
 pub use checkpoint::{Checkpoint, Checkpoints, DamagedCheckpoint, EpochSums, Flaw, Found};
 pub use compare::{Comparison, compare, compare_metrics};
-pub use digest::{digest, layer_digests, text_digest};
+pub use digest::{digest, file_digest, layer_digests, text_digest};
 pub use error::{Broken, Error, NotFinite};
 pub use evaluate::{Evaluated, Evaluation};
 pub use initial::{initial, initial_range};
@@ -31,5 +32,5 @@ pub use metrics::{MetricsLine, MetricsLog, Scores};
 pub use optimizer::{Adam, AdamW, Lars, Optimizer, RmsProp, Sgd};
 pub use run_folder::RunFolder;
 pub use schedule::{Curve, Schedule};
-pub use trainer::{EpochReport, Observer, Outcome, Setup, Start, StepReport, train};
+pub use trainer::{EpochReport, Observer, Outcome, Setup, Start, StepReport, train, train_rank};
 pub use weights::{Misfit, NamedTensor, Weights, fit};

@@ -56,6 +56,11 @@ impl RunFolder {
         Ok(RunFolder { path: path.to_path_buf() })
     }
 
+    /// The folder that another rank has made and writes to. It may not be seen from here.
+    pub fn of_another(path: PathBuf) -> RunFolder {
+        RunFolder { path }
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

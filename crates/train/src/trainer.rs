@@ -13,17 +13,18 @@ use crate::optimizer::Optimizer;
 use crate::run_folder::RunFolder;
 use crate::schedule::Schedule;
 use crate::weights::Weights;
-use crate::{Broken, Error, NotFinite, digest, fit, layer_digests, state};
-use convoy_comm::Communicator;
+use crate::{Broken, Error, NotFinite, agreement, digest, fit, layer_digests, state};
+use convoy_comm::{Communicator, Kind, Team, gather};
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::fast::{Measured, measure};
 use convoy_kernels::{Mode, Moment, Winograd};
 use convoy_net::Network;
-use convoy_program::{Options, Program, lower};
+use convoy_program::{Home, Options, Program, What, lower};
 use convoy_split::{Rank, Strategy};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What to train, on what, and how.
 pub struct Setup {
@@ -56,20 +57,29 @@ pub struct Setup {
     /// Steps between digests of all layers.
     pub digest_every: u64,
     pub settings: Settings,
+    /// The least time that a rank waits for another before it gives up; more where steps are long.
+    pub deadline: Duration,
+    /// What all ranks must have in common besides job, strategy and start, each by its name: they compare it first.
+    pub in_common: Vec<(&'static str, String)>,
 }
+
+/// A rank that is silent for so many steps is given up.
+const SILENT_STEPS: u32 = 20;
 
 impl Setup {
     /// Bytes that each rank will hold: weights, the optimizer's state, the buffers of a step, scratch.
     pub fn planned_bytes(&self) -> Result<Vec<u64>, Error> {
-        let of_rank = |rank| {
-            let programs = Programs::new(self, Rank(rank))?.list;
-            Ok(Engine::planned_bytes(&programs, self.threads) as u64)
-        };
-        (0..self.strategy.ranks).map(of_rank).collect()
+        (0..self.strategy.ranks).map(|rank| self.planned_bytes_of(rank)).collect()
+    }
+
+    /// Bytes that one rank will hold.
+    pub fn planned_bytes_of(&self, rank: usize) -> Result<u64, Error> {
+        let programs = Programs::new(self, Rank(rank))?.list;
+        Ok(Engine::planned_bytes(&programs, self.threads) as u64)
     }
 
     /// Whether what a run starts from is its own and fits the network.
-    fn check_start(&self) -> Result<(), Error> {
+    pub(crate) fn check_start(&self) -> Result<(), Error> {
         let (weights, origin) = match &self.start {
             Start::Fresh => return Ok(()),
             Start::Weights(weights) => (weights, "the weights to start from".to_string()),
@@ -137,31 +147,29 @@ pub struct Outcome {
     pub test: Option<Scores>,
     pub seconds: f64,
     pub weights: Weights,
-    /// By rank.
+    /// By rank, on rank 0: bytes that its steps sent, bytes it held, bytes of its weights.
     pub bytes_sent: Vec<u64>,
     pub planned_bytes: Vec<u64>,
+    pub weight_bytes: Vec<u64>,
     /// Somebody asked it to stop before its last step.
     pub stopped: bool,
 }
 
-/// Trains. `stop` asks for an early end: a checkpoint is written and the call returns.
+/// Trains, with ranks that are threads of this process. `stop` asks for an early end: a checkpoint is written and the call
+/// returns.
 pub fn train(setup: &Setup, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, Error> {
-    setup.check_start()?;
     let mut communicators = convoy_comm::threads(setup.strategy.ranks);
     let others = communicators.split_off(1);
     let first = communicators.pop().expect("bug: no rank");
     std::thread::scope(|scope| {
-        let spawn = |communicator: Communicator| scope.spawn(move || Member::run(setup, communicator, stop, &mut ()));
+        let spawn =
+            |communicator: Communicator| scope.spawn(move || train_rank(setup, communicator.into(), stop, &mut ()));
         let others: Vec<_> = others.into_iter().map(spawn).collect();
-        let mut outcome = Member::run(setup, first, stop, observer);
+        let mut outcome = train_rank(setup, first.into(), stop, observer);
         for other in others {
-            let other = other.join().expect("bug: a rank panicked outside of a step");
+            let other = other.join().expect("bug: a panic got out of a rank");
             outcome = match (outcome, other) {
-                (Ok(mut all), Ok(one)) => {
-                    all.bytes_sent.extend(one.bytes_sent);
-                    all.planned_bytes.extend(one.planned_bytes);
-                    Ok(all)
-                }
+                (Ok(all), Ok(_)) => Ok(all),
                 (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
                 // A rank that ended because another did is not the cause; nor is a loss, where a rank has seen bad data.
                 (Err(first), Err(second)) => {
@@ -172,6 +180,26 @@ pub fn train(setup: &Setup, stop: &AtomicBool, observer: &mut dyn Observer) -> R
         }
         outcome
     })
+}
+
+/// Trains as one rank of several, all of which call it. An error, a panic included, ends all of them. What rank 0 has heard
+/// of `stop` counts.
+pub fn train_rank(
+    setup: &Setup,
+    communicator: Arc<Communicator>,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, Error> {
+    let run = || Member::run(setup, communicator.clone(), stop, observer);
+    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default();
+        Err(Error::Panic { rank: communicator.rank(), host: communicator.host(communicator.rank()).into(), text })
+    });
+    if let Err(error) = &outcome {
+        communicator.end(&error.to_string());
+    }
+    outcome
 }
 
 /// The programs of a rank: full batches and the last one of an epoch, for training and for testing.
@@ -220,24 +248,24 @@ struct Member<'a> {
     /// Seconds of pieces of the run before this one.
     seconds_before: f64,
     began: Instant,
+    /// Steps done.
+    done: u64,
 }
 
 impl<'a> Member<'a> {
     fn run(
         setup: &'a Setup,
-        communicator: Communicator,
+        communicator: Arc<Communicator>,
         stop: &AtomicBool,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Error> {
-        let mut member = Member::new(setup, communicator)?;
-        let outcome = member.train(stop, observer);
-        if let Err(error) = &outcome {
-            member.engine.communicator().end(&error.to_string());
-        }
-        outcome
+        communicator.set_deadline(setup.deadline);
+        agreement::check(setup, &communicator)?;
+        let mut member = Member::new(setup, communicator.clone())?;
+        member.train(stop, observer).map_err(|error| error.of_rank(&communicator, member.done + 1))
     }
 
-    fn new(setup: &'a Setup, communicator: Communicator) -> Result<Member<'a>, Error> {
+    fn new(setup: &'a Setup, communicator: Arc<Communicator>) -> Result<Member<'a>, Error> {
         let rank = communicator.rank();
         let Programs { list, test_batch } = Programs::new(setup, Rank(rank))?;
         let parts = list.iter().map(|p| part(p, setup.network.loss.takes_labels())).collect();
@@ -262,7 +290,7 @@ impl<'a> Member<'a> {
         };
         let steps_per_epoch = setup.train.len().div_ceil(setup.batch) as u64;
         let began = Instant::now();
-        Ok(Member { setup, engine, parts, test_batch, log, steps_per_epoch, seconds_before, began })
+        Ok(Member { setup, engine, parts, test_batch, log, steps_per_epoch, seconds_before, began, done: 0 })
     }
 
     fn seconds(&self) -> f64 {
@@ -311,13 +339,16 @@ impl<'a> Member<'a> {
         // When this piece of the epoch began, and what the pieces before it took.
         let (mut began, mut before, mut waited) = (Instant::now(), sums, loader.waited_seconds());
         while step < setup.steps {
+            self.done = step;
             if self.agree(stop.load(Ordering::Relaxed))? {
                 stopped = true;
                 break;
             }
+            let step_began = Instant::now();
             let learning_rate = setup.schedule.rate(step, self.steps_per_epoch, setup.steps);
             let measured = self.step(&mut loader, step, learning_rate)?;
             step += 1;
+            self.allow(step_began.elapsed());
             train_loss = measured.loss;
             add(&mut sums, &measured);
             sums.seconds = before.seconds + began.elapsed().as_secs_f64();
@@ -384,16 +415,22 @@ impl<'a> Member<'a> {
             let weights_digest = digest(&weights);
             self.write(&MetricsLine::End { step: steps, train_loss, test, seconds, weights_digest })?;
         }
-        Ok(Outcome {
-            steps,
-            train_loss,
-            test,
-            seconds,
-            weights,
-            bytes_sent: vec![self.engine.communicator().sent_bytes()],
-            planned_bytes: vec![self.engine.bytes() as u64],
-            stopped,
-        })
+        let [bytes_sent, planned_bytes, weight_bytes] = self.numbers_of_ranks()?;
+        Ok(Outcome { steps, train_loss, test, seconds, weights, bytes_sent, planned_bytes, weight_bytes, stopped })
+    }
+
+    /// By rank, on rank 0: bytes that steps sent, bytes held, bytes of weights.
+    fn numbers_of_ranks(&self) -> Result<[Vec<u64>; 3], Error> {
+        let communicator = self.engine.communicator();
+        // What ranks tell each other besides is not the program's.
+        let sent = communicator.sent_bytes() - communicator.sent(Kind::Other).bytes;
+        let buffers = self.engine.program(TRAIN).buffers.iter();
+        let weights = buffers.filter(|b| b.home == Home::Kept && matches!(b.what, What::Parameter(..)));
+        let own = [sent, self.engine.bytes() as u64, weights.map(|b| b.bytes as u64).sum()];
+        let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let all = gather(communicator, &Team::all(communicator), 0, &bytes)?.unwrap_or_default();
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("bug: eight bytes are a number"));
+        Ok([0, 1, 2].map(|n| all.iter().map(|rank| number(&rank[n * 8..(n + 1) * 8])).collect()))
     }
 
     /// One training step.
@@ -478,18 +515,23 @@ impl<'a> Member<'a> {
         run.checkpoints(self.setup.keep).save(&checkpoint).map(drop)
     }
 
+    /// Lets the others be as slow as steps are: a step that took long may do so again.
+    fn allow(&self, step: Duration) {
+        let deadline = self.setup.deadline.max(step.saturating_mul(SILENT_STEPS));
+        self.engine.communicator().set_deadline(deadline);
+    }
+
     /// Whether to stop: what rank 0 has heard, so that all stop after the same step.
     fn agree(&self, stop: bool) -> Result<bool, Error> {
-        const TAG: u64 = 3 << 60;
+        const TAG: u64 = Kind::Other.tag();
         let communicator = self.engine.communicator();
+        communicator.look_around()?;
         if self.is_first() {
             (1..communicator.size()).for_each(|q| communicator.send(q, TAG, &[stop as u8]));
             return Ok(stop);
         }
         let mut word = [0];
-        while !communicator.try_receive(0, TAG, &mut word).map_err(convoy_engine::Error::Communication)? {
-            std::thread::yield_now();
-        }
+        communicator.receive(0, TAG, &mut word, "its word to go on")?;
         Ok(word[0] == 1)
     }
 }

@@ -9,6 +9,7 @@ use convoy_train::{
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 const IMAGE: Shape = Shape([1, 2, 1, 1, 1]);
 const IGNORED: f32 = 9.0;
@@ -86,6 +87,8 @@ fn setup(data: Arc<Samples>, steps: u64, lr: f64) -> Setup {
         keep: 2,
         digest_every: 0,
         settings: Default::default(),
+        deadline: Duration::from_secs(60),
+        in_common: vec![],
     }
 }
 

@@ -15,6 +15,7 @@ mod train;
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::fields::{FIELDS, Field, Form, SECTIONS};
+use crate::world::World;
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use convoy_train::{Comparison, RunFolder};
@@ -54,6 +55,9 @@ pub fn definition() -> Command {
 
 /// Does what was typed; the result is the exit code.
 pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
+    if let Some((name, _)) = matches.subcommand().filter(|(name, _)| *name != "train") {
+        World::alone(name)?;
+    }
     match matches.subcommand() {
         Some(("train", matches)) => train::run(matches),
         Some(("eval", matches)) => eval::run(matches).map(|()| 0),

@@ -4,10 +4,10 @@ use super::progress::{Progress, about_scores};
 use super::{field_arguments, json_argument, lay_flags, path, path_argument, say, warn};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
-use crate::machine;
 use crate::ready::Ready;
 use crate::run::Run;
 use crate::words::{Sizes, bytes, count, grouped, seconds};
+use crate::world::World;
 use clap::{ArgMatches, Command};
 use convoy_train::{Outcome, Scores, digest};
 use serde_json::{Value, json};
@@ -61,23 +61,45 @@ impl Signals {
 
 pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
     let signals = Signals::listen()?;
-    let run = match path(matches, "resume") {
-        Some(folder) => Run::resume(folder, |draft| lay_flags(draft, matches))?,
-        None => {
-            let draft = draft(matches)?;
-            Run::new(&draft.job()?).map_err(|errors| draft.located(errors))?
+    World::enter(|world| train(matches, &signals, world))
+}
+
+fn train(matches: &ArgMatches, signals: &Signals, world: &World) -> Result<u8, Errors> {
+    // Ranks follow from the number of processes, unless they are asked for; a run's own job does not ask.
+    let lay_ranks = |draft: &mut Draft, asked: bool| {
+        if let (Some(ranks), false) = (world.ranks(), asked) {
+            draft.set("parallel.ranks", &ranks.to_string());
         }
     };
+    let run = match path(matches, "resume") {
+        Some(folder) => Run::resume_in(world, folder, |draft| {
+            lay_flags(draft, matches);
+            lay_ranks(draft, matches.contains_id("parallel.ranks"));
+        })?,
+        None => {
+            let mut draft = draft(matches)?;
+            let asked = draft.has("parallel.ranks");
+            lay_ranks(&mut draft, asked);
+            Run::new_in(world, &draft.job()?).map_err(|errors| draft.located(errors))?
+        }
+    };
+    let setup = run.setup()?;
+    if !world.is_first() {
+        world.train(setup, &signals.stop, &mut ()).map_err(|error| kept(&run, error))?;
+        world.peak_rss_bytes()?;
+        return Ok(0);
+    }
     for damaged in &run.damaged {
         warn(&format!("passed over a damaged checkpoint: {damaged}"));
     }
-    let setup = run.setup()?;
     introduce(&run)?;
     let mut progress = Progress::new(run.ready(), run.first_step());
-    let outcome = convoy_train::train(&setup, &signals.stop, &mut progress);
+    let outcome = world.train(setup, &signals.stop, &mut progress);
     progress.finish()?;
     let outcome = outcome.map_err(|error| kept(&run, error))?;
-    conclude(&run, &outcome, matches.get_flag("json"))?;
+    let peak_rss_bytes = world.peak_rss_bytes()?;
+    let object = matches.get_flag("json").then(|| object(&run, &outcome, peak_rss_bytes));
+    conclude(&run, &outcome, object)?;
     Ok(if outcome.stopped { signals.exit_code() } else { 0 })
 }
 
@@ -129,7 +151,7 @@ fn kept(run: &Run, error: convoy_train::Error) -> Error {
 }
 
 /// How it ended, for people and for programs.
-fn conclude(run: &Run, outcome: &Outcome, as_json: bool) -> Result<(), Error> {
+fn conclude(run: &Run, outcome: &Outcome, object: Option<Value>) -> Result<(), Error> {
     let folder = shown(run.folder().path());
     let scores = match &outcome.test {
         Some(test) => format!(", test {}", about_scores(test, run.ready().network.loss.takes_labels())),
@@ -148,13 +170,10 @@ fn conclude(run: &Run, outcome: &Outcome, as_json: bool) -> Result<(), Error> {
             seconds(outcome.seconds)
         ))?;
     }
-    if as_json {
-        say(&object(run, outcome).to_string())?;
-    }
-    Ok(())
+    object.map_or(Ok(()), |object| say(&object.to_string()))
 }
 
-fn object(run: &Run, outcome: &Outcome) -> Value {
+fn object(run: &Run, outcome: &Outcome, peak_rss_bytes: Option<Vec<u64>>) -> Value {
     let ready = run.ready();
     let labels = ready.network.loss.takes_labels();
     let share = |of: fn(&Scores) -> f64| outcome.test.as_ref().filter(|_| labels).map(of);
@@ -173,9 +192,10 @@ fn object(run: &Run, outcome: &Outcome) -> Value {
         "ranks": ready.job.parallel.ranks,
         "threads": ready.job.parallel.threads,
         "strategy": ready.strategy.name,
-        "bytes_sent": outcome.bytes_sent.iter().sum::<u64>(),
-        "planned_bytes": outcome.planned_bytes.iter().sum::<u64>(),
-        "peak_rss_bytes": machine::peak_rss_bytes(),
+        "bytes_sent": outcome.bytes_sent,
+        "planned_bytes": outcome.planned_bytes,
+        "weight_bytes": outcome.weight_bytes,
+        "peak_rss_bytes": peak_rss_bytes,
         "weights_digest": digest(&outcome.weights),
         "run": run.folder().path(),
     })
