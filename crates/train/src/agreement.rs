@@ -4,7 +4,7 @@
 //! one differs from rank 0. Costs one message to each other rank.
 
 use crate::trainer::{Setup, Start};
-use crate::{Error, digest, text_digest};
+use crate::{Difference, Error, digest, text_digest};
 use convoy_comm::{Communicator, Team, all_gather};
 
 /// Refuses what this rank cannot start from, and what ranks do not have in common.
@@ -20,7 +20,7 @@ pub(crate) fn check(setup: &Setup, communicator: &Communicator) -> Result<(), Er
     let Some(rank) = (1..all.len()).find(|&rank| all[rank] != all[0]) else { return Ok(()) };
     let (what, values) = first_difference(&all[0], &all[rank]);
     let hosts = [0, rank].map(|rank| communicator.host(rank).to_string());
-    Err(Error::Differs { what, rank, hosts, values })
+    Err(Error::Differs(Box::new(Difference { what, rank, hosts, values })))
 }
 
 /// What this rank is about to do, by name.

@@ -49,12 +49,8 @@ pub enum Error {
     NothingCounts { epoch: u64, ignored: u32 },
     #[error("a strategy for {strategy} ranks, but there are {ranks}")]
     Ranks { strategy: usize, ranks: usize },
-    #[error(
-        "ranks do not have the same {what}: rank 0 on host {} has {}, rank {rank} on host {} has {}\n  \
-         help: the same program, job and data on every host",
-        hosts[0], values[0], hosts[1], values[1]
-    )]
-    Differs { what: String, rank: usize, hosts: [String; 2], values: [String; 2] },
+    #[error("{0}\n  help: the same program, job and data on every host")]
+    Differs(Box<Difference>),
     #[error("rank {rank} on host {host} ended at step {step}\n  cause: {cause}")]
     InRank { rank: usize, host: String, step: u64, cause: Box<Error> },
     #[error("rank {rank} on host {host} ended\n  cause: bug: a panic: {text}")]
@@ -99,6 +95,25 @@ impl Error {
 impl From<convoy_comm::Error> for Error {
     fn from(error: convoy_comm::Error) -> Error {
         Error::Engine(convoy_engine::Error::Communication(error))
+    }
+}
+
+/// What two ranks do not have in common.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    pub what: String,
+    /// The first rank that differs from rank 0.
+    pub rank: usize,
+    /// Of rank 0, of the other.
+    pub hosts: [String; 2],
+    pub values: [String; 2],
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Difference { what, rank, hosts, values } = self;
+        write!(f, "ranks do not have the same {what}: rank 0 on host {} has {}, ", hosts[0], values[0])?;
+        write!(f, "rank {rank} on host {} has {}", hosts[1], values[1])
     }
 }
 

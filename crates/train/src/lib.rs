@@ -25,7 +25,7 @@ mod whole;
 pub use checkpoint::{Checkpoint, Checkpoints, DamagedCheckpoint, EpochSums, Flaw, Found};
 pub use compare::{Comparison, compare, compare_metrics};
 pub use digest::{digest, file_digest, layer_digests, text_digest};
-pub use error::{Broken, Error, NotFinite};
+pub use error::{Broken, Difference, Error, NotFinite};
 pub use evaluate::{Evaluated, Evaluation};
 pub use initial::{initial, initial_range};
 pub use metrics::{MetricsLine, MetricsLog, Scores};
