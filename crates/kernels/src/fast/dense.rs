@@ -7,7 +7,7 @@
 //! Always true
 //! - A target element is one chain in the order (source block, tap, channel), whatever the strips, groups and tiles.
 
-use super::isa::{Isa, isa, prefetch};
+use super::isa::{Isa, fence, isa, prefetch};
 use super::phases::{Phase, Tap};
 use super::sweep::{Start, Step, Sweep};
 use super::tiles;
@@ -23,6 +23,9 @@ const STRIP: usize = 192;
 const GROUP_BYTES: usize = 16 << 10;
 /// A strip of input above this leaves the second-level cache: then groups are outside and target blocks inside.
 const SOURCE_BYTES: usize = 320 << 10;
+/// Targets above this leave the last-level cache before anybody reads them: then they are written past the caches, which saves
+/// reading what they replace. Tests have small targets.
+const STREAM_BYTES: usize = if cfg!(test) { 16 << 10 } else { 48 << 20 };
 /// Work of a unit at most, in floating-point operations.
 const UNIT_FLOPS: f64 = 50e6;
 
@@ -44,6 +47,8 @@ pub struct Dense {
     bias: Option<Operand>,
     /// Add to what the target holds.
     accumulate: bool,
+    /// Targets are more than the last-level cache holds.
+    large: bool,
     source_layout: Layout,
     target_layout: Layout,
     samples: Range<isize>,
@@ -252,6 +257,7 @@ impl Dense {
             weights: spec.weights,
             bias: spec.bias,
             accumulate: spec.accumulate,
+            large: written > (STREAM_BYTES / 4) as f64,
             source_layout: source.clone(),
             target_layout: target.clone(),
             samples: spec.samples.clone(),
@@ -312,6 +318,8 @@ impl Dense {
         let weights = operands.floats(self.weights);
         let source = |i: usize, j: usize| [d, h, w][i].from + j as isize * [d, h, w][i].from_step as isize;
         let source = self.source_layout.offset(n, 0, source(0, at[1]), source(1, at[2]), source(2, at[3]));
+        let groups = p.steps.len().div_ceil(p.group);
+        let stream = self.large && groups == 1 && !self.accumulate;
         let mut one = |block: usize, group: usize| {
             let meets = &self.pairs.meets[block];
             let steps = &p.steps[..p.before[meets.len()]];
@@ -341,13 +349,13 @@ impl Dense {
                 c: c.wrapping_add(target(block)),
                 c_off,
                 start,
+                stream: stream && c.wrapping_add(target(block)).addr().is_multiple_of(4 * BLOCK),
             };
             sweep.assert_inside(from.len() - a, weights.len(), to.bytes / 4 - target(block));
             // SAFETY: tables were made from the layouts of these operands, as asserted above; the strip's lines of this
             // block belong to this unit alone.
             unsafe { self.isa.sweep(&sweep) }
         };
-        let groups = p.steps.len().div_ceil(p.group);
         if points * self.pairs.inner.channels * 4 > SOURCE_BYTES {
             (0..groups).for_each(|g| blocks.clone().for_each(|b| one(b, g)));
         } else {
@@ -366,5 +374,6 @@ impl Kernel for Dense {
             }
             before += p.units;
         }
+        fence();
     }
 }

@@ -144,6 +144,15 @@ unsafe fn sum<S: Simd, const NV: usize>(into: *mut f32, lines: *const f32, len: 
     }
 }
 
+/// What was streamed before this is seen by whoever sees what is written after it.
+pub fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this kind has it.
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    }
+}
+
 /// A hint that `p` will be read soon; any address will do.
 #[inline(always)]
 pub fn prefetch(p: *const f32) {

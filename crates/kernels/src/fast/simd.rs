@@ -18,6 +18,12 @@ pub trait Simd: Copy + 'static {
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
+    /// As `store`, to a multiple of the vector's size, past the caches: `isa::fence` must follow before others may read it.
+    #[inline(always)]
+    unsafe fn stream(p: *mut f32, v: Self::V) {
+        // SAFETY: the caller promises as much as for `store`, and more.
+        unsafe { Self::store(p, v) }
+    }
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
@@ -122,6 +128,10 @@ mod x86 {
         #[inline(always)]
         unsafe fn store(p: *mut f32, v: __m256) {
             unsafe { _mm256_storeu_ps(p, v) }
+        }
+        #[inline(always)]
+        unsafe fn stream(p: *mut f32, v: __m256) {
+            unsafe { _mm256_stream_ps(p, v) }
         }
         #[inline(always)]
         unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {

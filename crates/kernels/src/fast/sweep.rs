@@ -49,6 +49,8 @@ pub struct Sweep<'s> {
     pub c: *mut f32,
     pub c_off: &'s [u32],
     pub start: Start,
+    /// C is written past the caches; every row begins at a multiple of 64 bytes then.
+    pub stream: bool,
 }
 
 /// The forms of the kernel: `ak` is 1 and `bk` 16; any distances; any distances, lane by lane.
@@ -77,6 +79,8 @@ impl Sweep<'_> {
     #[inline]
     pub fn assert_inside(&self, a: usize, b: usize, c: usize) {
         if cfg!(debug_assertions) {
+            let aligned = |o: &u32| self.c.wrapping_add(*o as usize).addr().is_multiple_of(4 * BLOCK);
+            assert!(!self.stream || self.c_off.iter().all(aligned), "bug: parts of lines are streamed");
             for (range, len) in self.reach().into_iter().zip([a, b, c]) {
                 assert!(range.start >= 0 && range.end <= len as isize, "bug: a sweep touches {range:?} of {len}");
             }
@@ -173,14 +177,18 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sw
         }
         // The next tile's lines of C now, its lines of A step by step: forward of resnet50 went from 77 to 83 % of peak.
         let next = (r + MR).min(s.a_off.len() - MR);
-        for m in 0..MR {
+        for m in (0..MR).filter(|_| !s.stream) {
             S::prefetch(s.c.add(*s.c_off.get_unchecked(next + m) as usize));
         }
         let ahead = *s.a_off.get_unchecked(next) as isize - a_off(0) as isize;
         accumulate::<S, MR, NV, FORM>(s, s.steps, &a, ahead, &mut sums);
         for (m, row) in sums.iter().enumerate() {
             for (v, sum) in row.iter().enumerate() {
-                S::store(c(m, v), *sum);
+                if s.stream {
+                    S::stream(c(m, v), *sum);
+                } else {
+                    S::store(c(m, v), *sum);
+                }
             }
         }
     }

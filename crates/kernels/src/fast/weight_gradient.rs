@@ -272,6 +272,7 @@ impl WeightGradient {
                         c: c.as_mut_ptr(),
                         c_off: &self.dense[..rows.len()],
                         start: if pass == 0 { Start::Zero } else { Start::Held },
+                        stream: false,
                     };
                     sweep.assert_inside(a.len(), b.len(), c.len());
                     // SAFETY: tables were made from the layouts of these operands, as asserted above; `c` is ours.
@@ -352,6 +353,7 @@ impl WeightGradient {
                 c: (to.data as *mut f32).wrapping_add(base),
                 c_off: &p.c_off[part.rows.clone()],
                 start: Start::Zero,
+                stream: false,
             };
             sweep.assert_inside(a.len(), b.len(), to.bytes / 4 - base);
             // The next block's gradient: its lines are far apart, and the processor does not foresee them.

@@ -89,17 +89,21 @@ impl Windowed {
         self.bias && (self.groups > 1 || g.inputs[0].layout.stored.start[Axis::Channel as usize] <= 0)
     }
 
-    /// Whether a pass over such targets (outputs, or the input's gradient) is done by Winograd's algorithm, and which.
-    fn winograd(&self, g: &Geometry, target: Shape) -> Option<Size> {
+    /// Whether the layer is one that Winograd's algorithm can do.
+    fn suits_winograd(&self) -> bool {
         let plane = |w: &Window| (w.kernel, w.stride, w.dilation) == (3, 1, 1);
         let [depth, height, width] = &self.windows;
-        let fits = self.way == Way::Gather
+        self.way == Way::Gather
             && (depth.kernel, depth.stride, depth.before) == (1, 1, 0)
             && plane(height)
             && plane(width)
             && self.groups == 1
-            && self.channels.min(self.filters) >= BLOCK;
-        if fits { Size::choose(g.winograd, target) } else { None }
+            && self.channels.min(self.filters) >= BLOCK
+    }
+
+    /// Which size does a pass over such targets (outputs, or the input's gradient), if any.
+    fn winograd(&self, g: &Geometry, target: Shape) -> Option<Size> {
+        self.suits_winograd().then(|| Size::choose(g.winograd, target)).flatten()
     }
 
     fn before(&self) -> [isize; 2] {
@@ -145,7 +149,8 @@ impl Windowed {
 
     /// The same with the weight gradient.
     fn winograd_gradient<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Gradient) -> T) -> Option<T> {
-        let size = self.winograd(g, g.output.shape)?;
+        let suits = self.suits_winograd();
+        let size = suits.then(|| Size::choose_for_weights(g.winograd, g.output.shape, g.leaves)).flatten()?;
         Some(f(&winograd::Gradient {
             size,
             input: &g.inputs[0].layout,

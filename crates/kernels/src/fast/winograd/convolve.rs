@@ -244,6 +244,7 @@ impl Convolve {
                 c: unsafe { to.add(o * self.block * BLOCK) },
                 c_off: rows,
                 start: if group == 0 { Start::Zero } else { Start::Held },
+                stream: false,
             };
             sweep.assert_inside(from.len(), panel.len(), self.block * BLOCK);
             // SAFETY: inside, as asserted.

@@ -226,6 +226,7 @@ impl Parts {
                 c: sums.as_mut_ptr(),
                 c_off: &self.lines[..blocks * BLOCK],
                 start,
+                stream: false,
             };
             sweep.assert_inside(from.len(), by.len(), sums.len());
             // SAFETY: inside, as asserted; the sums are ours.
@@ -275,7 +276,7 @@ impl Parts {
             let start = if first == tiles.start { Start::Zero } else { Start::Held };
             let last = some.end == tiles.end;
             // The last sums are transformed back while they are in the cache: then few blocks at a time.
-            let at_once = if last { 4 } else { outer.len() };
+            let at_once = if last { 2 } else { outer.len() };
             for group in (0..outer.len()).step_by(at_once) {
                 let group = group..(group + at_once).min(outer.len());
                 for q in 0..self.size.planes() {
