@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! cargo run --release -p convoy-kernels --example convolutions -- \
-//!     resnet50 16 [threads] [off|2x2|4x4] [only shapes with this in their line] [only this pass: 0, 1 or 2]
+//!     resnet50 16 [threads] [off|2x2|4x4] [only shapes with this in their line] [only this pass: 0, 1 or 2] [count]
 //! ```
 //!
 //! Percent of all threads' peak of fused multiply-adds, counted with the operations of the definition: Winograd may pass 100. Times are
 //! processor time of the threads (least of several runs), so that a shared machine disturbs little; what threads lose to
-//! waiting does not show.
+//! waiting does not show. With `count` every tile runs once and nothing is timed: for `scripts/instructions`.
 
 use convoy_kernels::{
     Geometry, Kernel, Layout, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Winograd, fast,
@@ -31,8 +31,11 @@ fn main() {
     let network = zoo::model(&name, Default::default()).expect("a network of the zoo");
     let shapes = network.shapes(batch).expect("shapes fit");
 
+    let counts = argument(6, "") == "count";
+    let most = if counts { 1 } else { 15 };
     // Others may be at work: the best of many.
-    let peak = (0..5).map(|_| fma_peak_gflops(1)).fold(0.0, f64::max) * 1e9 * threads as f64;
+    let rounds = if counts { 0 } else { 5 };
+    let peak = (0..rounds).map(|_| fma_peak_gflops(1)).fold(0.0, f64::max) * 1e9 * threads as f64;
     let mut distinct: Vec<(Kind, Shape, bool, usize)> = vec![];
     for (i, layer) in network.layers.iter().enumerate() {
         let kind = &layer.kind;
@@ -49,12 +52,13 @@ fn main() {
     println!("{name}, batch {batch}, {threads} threads, winograd {winograd:?}, peak {:.1} GFLOP/s", peak / 1e9);
     println!("{:44} {:>5} | percent of peak, milliseconds: forward, input gradient, weight gradient", "layer", "times");
     let mut sums = [[0.0; 2]; 3];
+    let mut operations = 0.0;
     for (kind, input, first, count) in distinct {
         let title = title(&kind, input);
         if !title.contains(&only) {
             continue;
         }
-        let cells = measure(&kind, input, first, threads, winograd, pass);
+        let cells = measure(&kind, input, first, (threads, most), winograd, pass);
         let flops = kind.operation().flops(&[input], kind.operation().infer(&[input]).expect("fits")) as f64;
         print!("{title:44} {count:5} |");
         for (pass, cell) in cells.iter().enumerate() {
@@ -63,6 +67,7 @@ fn main() {
                 Some((seconds, tiles)) => {
                     print!(" {:4.0} {:8.2} ({:4} tiles)", 100.0 * flops / seconds / peak, seconds * 1e3, tiles);
                     sums[pass][0] += flops / peak * count as f64;
+                    operations += flops;
                     sums[pass][1] += seconds * count as f64;
                 }
             }
@@ -72,6 +77,9 @@ fn main() {
     print!("{:44} {:5} |", "all", "");
     sums.iter().for_each(|[best, real]| print!(" {:4.0} {:8.2}             ", 100.0 * best / real, real * 1e3));
     println!();
+    if counts {
+        println!("{operations} operations");
+    }
 }
 
 fn title(kind: &Kind, input: Shape) -> String {
@@ -93,7 +101,7 @@ fn measure(
     kind: &Kind,
     input: Shape,
     first: bool,
-    threads: usize,
+    (threads, most): (usize, usize),
     winograd: Winograd,
     only: Option<usize>,
 ) -> [Option<(f64, usize)>; 3] {
@@ -133,7 +141,7 @@ fn measure(
         // SAFETY: the slots are the operands' own memory; tiles write disjoint elements.
         let operands = unsafe { Operands::new(&slots, Moment::default()) };
         let kernel = twin.prepare(stage.pass, &geometry);
-        let seconds = time(kernel.as_ref(), stage, &operands, threads);
+        let seconds = time(kernel.as_ref(), stage, &operands, (threads, most));
         let (sum, tiles) = cells[cell].unwrap_or((0.0, 0));
         cells[cell] = Some((sum + seconds, tiles.max(stage.tiles)));
     }
@@ -210,13 +218,19 @@ fn processor_seconds() -> f64 {
     time[0] as f64 + time[1] as f64 * 1e-9
 }
 
-/// Least processor seconds of a stage, divided by threads: at perfect balance.
-fn time(kernel: &dyn Kernel, stage: &Stage, operands: &Operands, threads: usize) -> f64 {
+/// One tile. A function of its own: `scripts/instructions` counts what happens in it.
+#[inline(never)]
+fn run_tile(kernel: &dyn Kernel, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+    kernel.run(tile, operands, scratch);
+}
+
+/// Least processor seconds of a stage in at most so many runs, divided by threads: at perfect balance.
+fn time(kernel: &dyn Kernel, stage: &Stage, operands: &Operands, (threads, most): (usize, usize)) -> f64 {
     let mut scratch: Vec<Memory> = (0..threads).map(|_| Memory::new(stage.scratch)).collect();
     let mut best = f64::MAX;
     let start = std::time::Instant::now();
     let mut runs = 0;
-    while runs < 3 || (runs < 15 && start.elapsed().as_secs_f64() < 0.5) {
+    while runs < most.min(3) || (runs < most && start.elapsed().as_secs_f64() < 0.5) {
         let next = AtomicUsize::new(0);
         let seconds: f64 = std::thread::scope(|scope| {
             let handles: Vec<_> = scratch
@@ -232,7 +246,7 @@ fn time(kernel: &dyn Kernel, stage: &Stage, operands: &Operands, threads: usize)
                             if tile >= stage.tiles {
                                 break;
                             }
-                            kernel.run(tile, operands, scratch);
+                            run_tile(kernel, tile, operands, scratch);
                         }
                         processor_seconds() - before
                     })
