@@ -29,6 +29,8 @@ pub enum Error {
     Engine(convoy_engine::Error),
     #[error("{0}")]
     Predict(Box<convoy_predict::Error>),
+    #[error("{0}")]
+    Plan(Box<convoy_plan::Error>),
     #[error("{}: {error}", path.display())]
     MachineFile { path: PathBuf, error: Box<convoy_predict::Error> },
     #[error("{0}")]

@@ -18,6 +18,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod calibration;
 pub mod command;
 mod draft;
 mod error;

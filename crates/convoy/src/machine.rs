@@ -23,6 +23,16 @@ fn ranges(list: &str) -> Vec<usize> {
     list.split(',').filter_map(range).flatten().collect()
 }
 
+/// What this computer is called, and what its processor is, as far as the system says.
+pub fn name() -> String {
+    let read = |path: &str| fs::read_to_string(path).ok();
+    let host = read("/etc/hostname").map(|text| text.trim().to_string()).filter(|text| !text.is_empty());
+    let info = read("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
+    format!("{} ({})", host.unwrap_or("this computer".into()), model.unwrap_or("unknown processor"))
+}
+
 /// The most memory this process has had in use so far.
 pub fn peak_rss_bytes() -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")

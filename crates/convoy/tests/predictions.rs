@@ -94,3 +94,89 @@ fn bad_input_is_told() {
          that the parts of samples divide",
     );
 }
+
+#[test]
+fn plans_rank_strategies_and_say_why() {
+    let place = Place::new();
+    let words = "plan lenet --batch 64 --ranks 4 --machine cpu-10g --samples 60000 --out plan.json";
+    let out = place.good(words);
+    for line in
+        ["strategies priced", "memory a rank", "data:4", "chosen grid", "The runner-up", "Phases in milliseconds"]
+    {
+        assert!(out.contains(line), "{line}\n{out}");
+    }
+    let object = place.json(words);
+    let candidates = object["candidates"].as_array().unwrap();
+    assert!(candidates.len() >= 3 && candidates.iter().any(|c| c["strategy"] == "data:4"), "{object}");
+    let seconds = |c: &serde_json::Value| c["step_seconds"].as_f64().unwrap();
+    assert!(candidates.iter().all(|c| seconds(c) >= seconds(&candidates[0])));
+    let plan: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(place.path().join("plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["strategy"], object["chosen"]["strategy"]);
+    assert_eq!(plan["layers"].as_array().unwrap()[1]["layer"], "c1");
+}
+
+#[test]
+fn a_budget_that_nothing_fits_says_what_would() {
+    let place = Place::new();
+    let said = place.bad("plan lenet --batch 64 --ranks 2 --machine cpu-10g --memory 1MiB");
+    assert!(said.starts_with("error: --memory: no strategy fits 1.0 MiB a rank\n  help: `"), "{said}");
+    assert!(said.contains("needs least, "), "{said}");
+    check(
+        &place,
+        "plan lenet --memory lots",
+        "error: --memory: \"lots\" is not a size\n  help: such as 3GiB, 500MB or 1e9",
+    );
+    // Seven ranks divide neither 64 samples nor any size: they are cut unevenly.
+    let object = place.json("plan lenet --batch 64 --ranks 7 --machine cpu-10g");
+    assert!(object["candidates"].as_array().unwrap().iter().any(|c| c["strategy"] == "data:7"));
+}
+
+#[test]
+fn sweeps_find_where_strategies_cross() {
+    let place = Place::new();
+    let words = "sweep lenet --axis link-bandwidth --values 0.001,1,1000 --batch 8 --ranks 4 --machine cpu-10g \
+                 --strategies data;data:2,spatial:2 --csv s.csv --svg s.svg";
+    let object = place.json(words);
+    let points = object["points"].as_array().unwrap();
+    assert_eq!(points.len(), 6);
+    let seconds = |i: usize| points[i]["step_seconds"].as_f64().unwrap();
+    assert!(seconds(0) > seconds(2) && seconds(2) > seconds(4), "faster links, faster steps: {object}");
+    let csv = std::fs::read_to_string(place.path().join("s.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 7, "{csv}");
+    let svg = std::fs::read_to_string(place.path().join("s.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.matches("<polyline").count() == 2 && svg.ends_with("</svg>\n"));
+    // Growing batches: a node's time stays, but for the sums.
+    let weak = place.json(
+        "sweep lenet --axis nodes --values 1,4 --growing --batch 16 --ranks 1 --machine cpu-10g --strategies data",
+    );
+    let batches: Vec<u64> = weak["points"].as_array().unwrap().iter().map(|p| p["batch"].as_u64().unwrap()).collect();
+    assert_eq!(batches, [16, 64]);
+    check(
+        &place,
+        "sweep lenet --axis batch --values 8,none",
+        "error: --values: \"8,none\" is not a list of whole numbers above 0",
+    );
+}
+
+#[test]
+fn calibrations_are_kept_used_and_told_when_they_are_old() {
+    let place = Place::new();
+    let with_cache = |words: &str| {
+        let mut command = place.command(words);
+        command.env("XDG_CACHE_HOME", place.path().join("cache"));
+        program::finish(&mut command)
+    };
+    let ran = with_cache("calibrate --seconds 1 --json");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let object: serde_json::Value = serde_json::from_str(ran.out.lines().last().unwrap()).unwrap();
+    assert!(object["tiles"].as_u64().unwrap() > 0 && object["core_flops"].as_f64().unwrap() > 1e7, "{object}");
+    let file = place.path().join("cache/convoy/machine.toml");
+    let ran = with_cache("simulate lenet --batch 8");
+    assert!(ran.err.is_empty() && ran.out.contains(object["machine"].as_str().unwrap()), "{ran:?}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("convoy-kernels", "older-kernels")).unwrap();
+    let ran = with_cache("simulate lenet --batch 8");
+    assert!(ran.err.contains("was made with older-kernels"), "{}", ran.err);
+    assert!(ran.err.contains("help: convoy calibrate"), "{}", ran.err);
+}

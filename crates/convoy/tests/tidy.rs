@@ -5,16 +5,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// For each crate, the crates it may use.
-const EDGES: [(&str, &[&str]); 9] = [
+const EDGES: [(&str, &[&str]); 10] = [
     ("net", &[]),
     ("kernels", &["net"]),
     ("split", &["net"]),
     ("comm", &[]),
     ("predict", &["net", "split", "kernels", "program"]),
+    ("plan", &["net", "split", "kernels", "program", "predict"]),
     ("program", &["net", "split", "kernels"]),
     ("engine", &["net", "split", "kernels", "program", "comm"]),
     ("train", &["net", "split", "kernels", "program", "comm", "engine"]),
-    ("convoy", &["net", "split", "kernels", "program", "comm", "engine", "train", "predict"]),
+    ("convoy", &["net", "split", "kernels", "program", "comm", "engine", "train", "predict", "plan"]),
 ];
 
 /// Crates that may contain unsafe code; `comm` in its module `mpi` alone.

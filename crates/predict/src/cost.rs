@@ -15,7 +15,7 @@ pub struct Ask {
     pub work: Work,
     /// Ops of one family are alike but for their sizes.
     pub family: String,
-    /// Logarithms to base 2 of channels read, channels written, points of a sample and samples.
+    /// Logarithms to base 2 of channels read, channels written, points of a sample and samples; for what is no layer's, of bytes.
     pub size: [f64; 4],
 }
 
@@ -30,16 +30,21 @@ pub fn ask(op: &Op, program: &Program, network: &Network) -> Ask {
             let family = format!("{} {}", layer_family(&network.layers[l.0].kind), pass_name(stage.pass));
             Ask { work: stage.work, family, size: size.map(|n| (n.max(1) as f64).log2()) }
         }
-        Action::Compute { stage, .. } => Ask { work: stage.work, family: "loss".into(), size: [0.0; 4] },
-        Action::Update { stage, .. } => Ask { work: stage.work, family: "update".into(), size: [0.0; 4] },
+        Action::Compute { stage, .. } => by_bytes("loss", stage.work),
+        Action::Update { stage, .. } => by_bytes("update", stage.work),
         _ => {
             let bytes = op.accesses.iter().map(|a| {
                 let each = if program.buffers[a.buffer.0].layout.is_some() { 4 } else { 1 };
                 (a.region.len() * each) as f64
             });
-            Ask { work: Work { flops: 0.0, bytes: bytes.sum() }, family: "move".into(), size: [0.0; 4] }
+            by_bytes("move", Work { flops: 0.0, bytes: bytes.sum() })
         }
     }
+}
+
+/// What is alike but for its bytes.
+fn by_bytes(family: &str, work: Work) -> Ask {
+    Ask { work, family: family.into(), size: [work.bytes.max(1.0).log2(), 0.0, 0.0, 0.0] }
 }
 
 /// The kind of a layer, with its window where that decides which kernel runs.

@@ -10,9 +10,10 @@
 //! Knows nothing of networks, strategies or programs.
 
 use crate::collective::Link;
+use crate::cost::{Entry, Table};
 use crate::error::{Error, Place};
 use std::fmt::Write;
-use toml::{Table, Value};
+use toml::Value;
 
 /// A computer or cluster.
 ///
@@ -29,6 +30,10 @@ pub struct Machine {
     pub groups: Vec<Nodes>,
     /// From the inside of a node outwards.
     pub levels: Vec<Level>,
+    /// How much longer than by roofline ops take, where that was measured.
+    pub table: Table,
+    /// The kernels that it was measured with; none where it was not.
+    pub kernels: Option<String>,
 }
 
 /// Equal nodes.
@@ -115,7 +120,8 @@ impl Machine {
 
     /// One computer.
     pub fn single(name: &str, nodes: Nodes, level: Level) -> Machine {
-        Machine { name: name.into(), about: String::new(), groups: vec![nodes], levels: vec![level] }
+        let (about, table) = (String::new(), Table::default());
+        Machine { name: name.into(), about, groups: vec![nodes], levels: vec![level], table, kernels: None }
     }
 
     /// Nodes in all.
@@ -151,10 +157,10 @@ impl Machine {
 
     /// A machine from its file.
     pub fn from_toml(text: &str) -> Result<Machine, Error> {
-        let table: Table =
+        let table: toml::Table =
             text.parse().map_err(|e: toml::de::Error| Error::Toml { message: e.to_string().trim_end().into() })?;
         let top = Reader { place: Place::Top, table: &table };
-        top.only(&["name", "about", "nodes", "levels"])?;
+        top.only(&["name", "about", "kernels", "nodes", "levels", "tiles"])?;
         let groups = top.entries("nodes")?.iter().map(nodes).collect::<Result<Vec<Nodes>, Error>>()?;
         let all = groups.iter().map(|g| g.count).sum();
         let entries = top.entries("levels")?;
@@ -171,12 +177,22 @@ impl Machine {
         if spanned < all {
             return Err(Error::Span { spanned, nodes: all });
         }
-        Ok(Machine { name: top.text("name")?, about: top.text_or("about", "")?, groups, levels })
+        let tiles = if table.contains_key("tiles") { top.entries("tiles")? } else { vec![] };
+        let entries = tiles.iter().map(tile).collect::<Result<Vec<Entry>, Error>>()?;
+        let kernels = table.contains_key("kernels").then(|| top.text("kernels")).transpose()?;
+        let (name, about) = (top.text("name")?, top.text_or("about", "")?);
+        Ok(Machine { name, about, groups, levels, table: Table { entries }, kernels })
     }
 
     /// The same as a file.
     pub fn to_toml(&self) -> String {
-        let mut text = format!("name = {:?}\nabout = {:?}\n", self.name, self.about);
+        let mut text = format!("name = {:?}\n", self.name);
+        if !self.about.is_empty() {
+            let _ = writeln!(text, "about = {:?}", self.about);
+        }
+        if let Some(kernels) = &self.kernels {
+            let _ = writeln!(text, "kernels = {kernels:?}");
+        }
         for g in &self.groups {
             let _ = write!(
                 text,
@@ -202,6 +218,9 @@ impl Machine {
             if let Some(links) = l.links {
                 let _ = writeln!(text, "links = {links}");
             }
+        }
+        for e in &self.table.entries {
+            let _ = write!(text, "\n[[tiles]]\nfamily = {:?}\nsize = {:?}\nratio = {:?}\n", e.family, e.size, e.ratio);
         }
         text
     }
@@ -244,10 +263,23 @@ fn level(reader: &Reader, nodes: Option<usize>) -> Result<Level, Error> {
     })
 }
 
+fn tile(reader: &Reader) -> Result<Entry, Error> {
+    reader.only(&["family", "size", "ratio"])?;
+    let size = reader.table.get("size").and_then(Value::as_array);
+    let numbers = size.and_then(|list| list.iter().map(Value::as_float).collect::<Option<Vec<f64>>>());
+    let size =
+        numbers.and_then(|numbers| <[f64; 4]>::try_from(numbers).ok()).filter(|s| s.iter().all(|n| n.is_finite()));
+    Ok(Entry {
+        family: reader.text("family")?,
+        size: size.ok_or_else(|| reader.wrong("size", "four numbers".into()))?,
+        ratio: reader.number("ratio", None, 1e-3, 1e6)?,
+    })
+}
+
 /// A table of a file, and where it stands.
 pub(crate) struct Reader<'a> {
     pub place: Place,
-    pub table: &'a Table,
+    pub table: &'a toml::Table,
 }
 
 impl<'a> Reader<'a> {
@@ -278,7 +310,7 @@ impl<'a> Reader<'a> {
     /// Tables of a list, at least one.
     pub fn entries(&self, name: &'static str) -> Result<Vec<Reader<'a>>, Error> {
         let list = self.table.get(name).and_then(Value::as_array);
-        let tables: Option<Vec<&Table>> = list.and_then(|list| list.iter().map(Value::as_table).collect());
+        let tables: Option<Vec<&toml::Table>> = list.and_then(|list| list.iter().map(Value::as_table).collect());
         let tables = tables.filter(|t| !t.is_empty());
         let tables = tables.ok_or_else(|| self.wrong(name, format!("one [[{name}]] or more")))?;
         let reader = |(i, table)| Reader { place: Place::Entry(name, i + 1), table };
@@ -332,6 +364,11 @@ mod tests {
             assert_eq!(machine.name, name);
             assert_eq!(Machine::from_toml(&machine.to_toml()).as_ref(), Ok(&machine));
         }
+        // A measured one, too.
+        let mut machine = Machine::shipped("cpu-10g").unwrap();
+        machine.kernels = Some("k 1".into());
+        machine.table.entries = vec![Entry { family: "f".into(), size: [1.0, 2.5, 0.0, 4.0], ratio: 1.75 }];
+        assert_eq!(Machine::from_toml(&machine.to_toml()).as_ref(), Ok(&machine));
     }
 
     const GOOD: &str = "name = 'm'\n[[nodes]]\ncount = 6\ncores = 4\nranks = 2\nmemory_bytes = 1e9\ncore_flops = 1e10\n\

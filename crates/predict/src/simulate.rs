@@ -10,7 +10,7 @@
 //!
 //! Left out: that a worker looks after messages only between tiles; that sums slow halos down more than by sharing a link fairly.
 
-use crate::cost::{Table, roofline_seconds};
+use crate::cost::roofline_seconds;
 use crate::error::Error;
 use crate::estimate::{Estimate, Event, LayerTimes, Phases};
 use crate::fold::{Folded, Folding, fold};
@@ -30,8 +30,6 @@ pub struct Question<'a> {
     pub strategy: &'a Strategy,
     pub options: &'a Options,
     pub machine: &'a Machine,
-    /// How much longer than by roofline ops take, where that was measured.
-    pub table: Option<&'a Table>,
     /// Workers of each rank; else as many as its share of the node's cores.
     pub threads: Option<usize>,
     /// Else as many as the machine says.
@@ -135,6 +133,8 @@ struct Scene<'a> {
     /// By group that is simulated: its first actor.
     first_actor: HashMap<usize, usize>,
     teams: Vec<Team>,
+    /// By position and entry: how much longer than by roofline it takes.
+    ratios: Vec<Vec<f64>>,
     /// By position and sum: its team.
     team_of: HashMap<(usize, SumKey), usize>,
 }
@@ -143,9 +143,14 @@ impl<'a> Scene<'a> {
     fn new(question: &'a Question<'a>, folded: Folded, scripts: Vec<Script>) -> Scene<'a> {
         let machine = question.machine;
         let seats = machine.seats(question.strategy.ranks, question.ranks_per_node);
+        let ratio = |entry: &crate::script::Entry| match &entry.doing {
+            Doing::Compute { ask, .. } => machine.table.ratio(&ask.family, &ask.size),
+            _ => 1.0,
+        };
         let mut scene = Scene {
             question,
             folded,
+            ratios: scripts.iter().map(|s| s.entries.iter().map(ratio).collect()).collect(),
             scripts,
             seats,
             actors: vec![],
@@ -525,9 +530,9 @@ impl<'a> Stage<'a> {
         let nodes = &scene.question.machine.groups[who.seat.group];
         match &scene.scripts[who.position].entries[entry].doing {
             doing @ Doing::Compute { ask, tiles, .. } => {
-                let ratio = scene.question.table.map_or(1.0, |table| table.ratio(&ask.family, &ask.size));
-                let all = roofline_seconds(&ask.work, nodes, scene.core_bandwidth(who)) * ratio;
-                (all + *tiles as f64 * nodes.tile_seconds) / pieces(doing, who.threads) as f64
+                let ratio = scene.ratios[who.position][entry];
+                let all = roofline_seconds(&ask.work, nodes, scene.core_bandwidth(who));
+                (all + *tiles as f64 * nodes.tile_seconds) * ratio / pieces(doing, who.threads) as f64
             }
             Doing::Send { to: peer, bytes, .. } | Doing::Receive { from: peer, bytes, .. } => {
                 let level = self.level(actor, *peer).1;

@@ -3,13 +3,16 @@
 //! Flags for fields come from the table in `fields.rs`; shell completions from the definition here.
 
 mod bench;
+mod calibrate;
 mod check;
 mod eval;
 mod models;
+mod plan;
 mod predict;
 mod progress;
 mod question;
 mod simulate;
+mod sweep;
 mod train;
 
 use crate::draft::Draft;
@@ -34,7 +37,10 @@ pub fn definition() -> Command {
         .subcommand(eval::definition())
         .subcommand(predict::definition())
         .subcommand(bench::definition())
+        .subcommand(plan::definition())
         .subcommand(simulate::definition())
+        .subcommand(sweep::definition())
+        .subcommand(calibrate::definition())
         .subcommand(models::definition())
         .subcommand(check::definition())
         .subcommand(
@@ -63,6 +69,9 @@ pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
         Some(("eval", matches)) => eval::run(matches).map(|()| 0),
         Some(("predict", matches)) => predict::run(matches).map(|()| 0),
         Some(("bench", matches)) => bench::run(matches).map(|()| 0),
+        Some(("plan", matches)) => plan::run(matches).map(|()| 0),
+        Some(("sweep", matches)) => sweep::run(matches).map(|()| 0),
+        Some(("calibrate", matches)) => calibrate::run(matches).map(|()| 0),
         Some(("simulate", matches)) => simulate::run(matches).map(|()| 0),
         Some(("models", matches)) => models::run(matches).map(|()| 0),
         Some(("check", matches)) => check::run(matches).map(|()| 0),

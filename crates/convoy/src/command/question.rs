@@ -1,13 +1,16 @@
 //! What `simulate`, `plan` and `sweep` are asked about: a network, a batch, ranks, a machine.
 
-use super::{bench, field_argument, lay_flags, path, path_argument};
+use super::{bench, field_argument, lay_flags, path, path_argument, warn};
+use crate::calibration;
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::fields::{Field, Form};
+use crate::words::bytes;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches};
 use convoy_kernels::{Mode, Update};
 use convoy_net::{Network, Shape, suggestion};
+use convoy_plan::{Goal, Plan};
 use convoy_predict::{Collectives, Folding, Machine, Question, Simulation, simulate};
 use convoy_program::Options;
 use convoy_split::Strategy;
@@ -45,7 +48,7 @@ pub fn arguments() -> Vec<Arg> {
         path_argument("machine")
             .long("machine")
             .value_name("MACHINE")
-            .help("a machine's file, or the name of one that comes with Convoy [default: cpu-10g]"),
+            .help("a machine's file, or the name of one that comes with Convoy [default: this computer's calibration, else cpu-10g]"),
         number("threads", "threads of each rank [default: its share of the node's cores]"),
         number("ranks-per-node", "ranks on each node [default: as the machine says]"),
         Arg::new("collectives")
@@ -99,13 +102,64 @@ impl Asked {
             strategy,
             options: &self.options,
             machine: &self.machine,
-            table: None,
             threads: self.threads,
             ranks_per_node: self.ranks_per_node,
             collectives: self.collectives,
             folding: Folding::Alike,
         };
         Ok(simulate(&question, keep_events)?)
+    }
+
+    /// The best strategy and all that were weighed.
+    pub fn plan(&self, budget_bytes: Option<f64>, goal: Goal) -> Result<Plan, Error> {
+        let asked = convoy_plan::Asked {
+            network: &self.network,
+            options: &self.options,
+            machine: &self.machine,
+            ranks: self.ranks,
+            threads: self.threads,
+            ranks_per_node: self.ranks_per_node,
+            collectives: self.collectives,
+            budget_bytes,
+            goal,
+        };
+        convoy_plan::plan(&asked).map_err(|error| match error {
+            convoy_plan::Error::Budget { budget, least, strategy } => Error::flag(
+                "memory",
+                format!(
+                    "no strategy fits {} a rank\n  help: `{strategy}` needs least, {}; else a smaller batch or more ranks",
+                    bytes(budget),
+                    bytes(least)
+                ),
+            ),
+            error => Error::Plan(Box::new(error)),
+        })
+    }
+
+    /// Seconds of a step on one rank, from a batch as small as a rank's share of it.
+    pub fn one_rank_seconds(&self) -> Result<f64, Error> {
+        let batch = self.options.batch.div_ceil(self.ranks);
+        let options = Options { batch, ..self.options };
+        let strategy = Strategy::single(&self.network);
+        let question = Question {
+            network: &self.network,
+            strategy: &strategy,
+            options: &options,
+            machine: &self.machine,
+            threads: self.threads,
+            ranks_per_node: self.ranks_per_node,
+            collectives: self.collectives,
+            folding: Folding::Alike,
+        };
+        let seconds = simulate(&question, false)?.estimate.step_seconds;
+        Ok(seconds * self.options.batch as f64 / batch as f64)
+    }
+
+    /// Another batch.
+    pub fn set_batch(&mut self, batch: usize) -> Result<(), Error> {
+        self.shapes = self.network.shapes(batch)?;
+        self.options.batch = batch;
+        Ok(())
     }
 
     /// The machine by name, with what it is.
@@ -119,6 +173,10 @@ impl Asked {
 
 /// A machine's file, or one that comes with Convoy.
 fn machine(given: Option<&Path>) -> Result<Machine, Error> {
+    if let (None, Some((machine, flaw))) = (given, calibration::cached()) {
+        flaw.iter().for_each(|flaw| warn(flaw));
+        return Ok(machine);
+    }
     let path = given.unwrap_or(Path::new("cpu-10g"));
     let name = path.to_string_lossy();
     if let Some(machine) = Machine::shipped(&name) {
@@ -136,7 +194,7 @@ fn machine(given: Option<&Path>) -> Result<Machine, Error> {
 }
 
 /// A number given as a flag that is no field of a job.
-fn whole(matches: &ArgMatches, flag: &'static str, most: u64) -> Result<Option<usize>, Error> {
+pub fn whole(matches: &ArgMatches, flag: &'static str, most: u64) -> Result<Option<usize>, Error> {
     let Some(text) = matches.get_one::<String>(flag) else { return Ok(None) };
     let form = Form::UpTo(most);
     let value = form.read_flag(text);

@@ -1,0 +1,185 @@
+//! `convoy plan`: which strategy for a network, a batch, ranks and a machine; how long, how much memory, and why.
+
+use super::question::{Asked, arguments};
+use super::simulate::small_seconds;
+use super::{json_argument, path, path_argument, say};
+use crate::error::{Error, Errors};
+use crate::words::{bytes, grouped, seconds, table};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches, Command};
+use convoy_plan::{Candidate, Goal, Plan};
+use serde_json::{Value, json};
+
+pub fn definition() -> Command {
+    Command::new("plan")
+        .about("Which strategy to split a network over ranks by: time and memory of each, the best one, and why")
+        .after_help(
+            "Prices every way to cut every layer over the ranks, finds the best combination, simulates the best and the plain\n\
+             strategies (`convoy simulate`), and chooses among those whose memory fits.",
+        )
+        .args(arguments())
+        .arg(
+            Arg::new("memory")
+                .long("memory")
+                .value_name("SIZE")
+                .help("memory of each rank, such as 3GiB [default: its share of a node's]"),
+        )
+        .arg(
+            Arg::new("goal")
+                .long("goal")
+                .value_name("GOAL")
+                .value_parser(PossibleValuesParser::new(["time", "memory", "cost"]))
+                .default_value("time")
+                .help("what should be small: seconds, bytes of a rank, or seconds times ranks"),
+        )
+        .arg(Arg::new("samples").long("samples").value_name("N").help("samples of an epoch, to tell its time"))
+        .arg(path_argument("out").long("out").value_name("FILE").help("the grid of each layer, as JSON"))
+        .arg(json_argument())
+}
+
+pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
+    let asked = Asked::new(matches)?;
+    let memory = matches.get_one::<String>("memory").map(|text| size(text)).transpose()?;
+    let goal = match matches.get_one::<String>("goal").map(String::as_str) {
+        Some("memory") => Goal::Memory,
+        Some("cost") => Goal::Cost,
+        _ => Goal::Time,
+    };
+    let samples = super::question::whole(matches, "samples", 1 << 40)?;
+    let plan = asked.plan(memory, goal)?;
+    let one = asked.one_rank_seconds()?;
+    say(&format!(
+        "{}, batch {}, {} ranks, on {}: {} strategies priced, {} simulated, {} fit {} a rank{}\n",
+        asked.network.name,
+        grouped(asked.options.batch as u64),
+        grouped(asked.ranks as u64),
+        asked.machine_words(),
+        plan.priced,
+        plan.candidates.len(),
+        plan.candidates.iter().filter(|c| c.fits).count(),
+        bytes(plan.budget_bytes as u64),
+        if plan.proven { "" } else { "; not proven best" },
+    ))?;
+    say(&ranking(&asked, &plan, one, samples))?;
+    say(&format!("\n{}", placements(&asked, plan.chosen())))?;
+    say(&format!("\n{}", plan.why))?;
+    if let Some(path) = path(matches, "out") {
+        let text = serde_json::to_string_pretty(&file(&asked, plan.chosen())).expect("bug: a plan is JSON") + "\n";
+        std::fs::write(path, text).map_err(Error::file("write", path))?;
+    }
+    if matches.get_flag("json") {
+        let candidates = plan.candidates.iter().map(|c| {
+            let mut object = super::simulate::object(&asked, &c.strategy.name, &c.estimate);
+            object["fits"] = json!(c.fits);
+            object["uniform"] = json!(c.uniform);
+            object["speed_up"] = json!(one / c.estimate.step_seconds);
+            object["layers"] = json!(null);
+            object
+        });
+        let object = json!({
+            "chosen": file(&asked, plan.chosen()),
+            "candidates": candidates.collect::<Vec<_>>(),
+            "priced": plan.priced,
+            "proven": plan.proven,
+            "budget_bytes": plan.budget_bytes,
+            "one_rank_seconds": one,
+            "why": plan.why,
+        });
+        say(&object.to_string())?;
+    }
+    Ok(())
+}
+
+fn ranking(asked: &Asked, plan: &Plan, one: f64, samples: Option<usize>) -> String {
+    let ms = |time: f64| format!("{:.2}", 1e3 * time);
+    let row = |c: &Candidate| {
+        let e = &c.estimate;
+        let idle = asked.ranks - c.strategy.ranks;
+        let name = c.strategy.name.clone() + &if idle > 0 { format!(" ({idle} idle)") } else { String::new() };
+        let share = 100.0 * e.memory_bytes as f64 / plan.budget_bytes;
+        let memory =
+            format!("{} ({share:.0} %{})", bytes(e.memory_bytes as u64), if c.fits { "" } else { ", too much" });
+        let epoch =
+            samples.map_or("".into(), |n| seconds(e.step_seconds * (n as f64 / asked.options.batch as f64).ceil()));
+        let phases = e.phases.named().map(|(_, time)| ms(time));
+        let words = [name, memory].into_iter().chain(phases);
+        let end = [
+            small_seconds(e.step_seconds),
+            epoch,
+            format!("{:.2}", one / e.step_seconds),
+            format!("{:.0} %", 100.0 * e.efficiency),
+            e.bottleneck.split(',').next().unwrap_or("").to_string(),
+        ];
+        words.chain(end).collect()
+    };
+    let header = [
+        "strategy",
+        "memory a rank",
+        "compute",
+        "halo",
+        "reduction",
+        "redistribution",
+        "wait",
+        "step",
+        "epoch",
+        "speed-up",
+        "efficiency",
+        "bottleneck",
+    ];
+    table(&header, &[11], plan.candidates.iter().map(row).collect())
+        + "\n\nPhases in milliseconds, of the busiest rank."
+}
+
+/// The grid of each layer, layers in a row that have the same one together.
+fn placements(asked: &Asked, chosen: &Candidate) -> String {
+    let mut rows: Vec<(String, String, String)> = vec![];
+    for (layer, placement) in asked.network.layers.iter().zip(&chosen.strategy.placements).skip(1) {
+        let grid = placement.grid.to_string();
+        match rows.last_mut().filter(|row| row.2 == grid) {
+            Some(row) => row.1 = layer.name.clone(),
+            None => rows.push((layer.name.clone(), layer.name.clone(), grid)),
+        }
+    }
+    let row = |(first, last, grid): (String, String, String)| {
+        vec![if first == last { first } else { format!("{first} to {last}") }, grid]
+    };
+    table(&["layers", "chosen grid"], &[1], rows.into_iter().map(row).collect())
+}
+
+/// The plan as a file.
+fn file(asked: &Asked, chosen: &Candidate) -> Value {
+    let layers = asked.network.layers.iter().zip(&chosen.strategy.placements);
+    let layers = layers.map(|(layer, placement)| json!({ "layer": layer.name, "grid": placement.grid.to_string() }));
+    json!({
+        "strategy": chosen.strategy.name,
+        "ranks": chosen.strategy.ranks,
+        "batch": asked.options.batch,
+        "step_seconds": chosen.estimate.step_seconds,
+        "memory_bytes": chosen.estimate.memory_bytes,
+        "layers": layers.collect::<Vec<_>>(),
+    })
+}
+
+/// `3GiB`, `500MB`, `1e9`.
+fn size(text: &str) -> Result<f64, Error> {
+    let units =
+        [("KiB", 1024.0), ("MiB", 1048576.0), ("GiB", 1073741824.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("", 1.0)];
+    let found = units.iter().find_map(|(unit, factor)| text.strip_suffix(unit).map(|number| (number.trim(), factor)));
+    let number = found.and_then(|(number, factor)| number.parse::<f64>().ok().map(|n| n * factor));
+    let flaw = || format!("\"{text}\" is not a size\n  help: such as 3GiB, 500MB or 1e9");
+    number.filter(|n| n.is_finite() && *n > 0.0).ok_or_else(|| Error::flag("memory", flaw()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(size("3GiB").unwrap(), 3221225472.0);
+        assert_eq!((size("1.5 MB").unwrap(), size("1e9").unwrap()), (1.5e6, 1e9));
+        for bad in ["", "many", "-3GiB", "3 apples", "nan"] {
+            assert!(size(bad).unwrap_err().to_string().contains("is not a size"), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Elimination: the best choice for every layer when neighbours' choices cost something together.
+//!
+//! A layer's choice has a cost of its own, and two layers that touch have a cost for each pair of choices. Layers are taken out
+//! one after the other, the one with the fewest neighbours first: what is best for it is written down for every choice of its
+//! neighbours, as one cost of theirs. Chains, branches that come together again and skips over them (all series-parallel graphs)
+//! leave pairs of neighbours only; others make larger tables, and where those would be too large choices of a layer are fixed
+//! greedily and the answer is marked as not proven.
+//!
+//! Two criteria: with memory in sight, all choices are kept that no other beats in both. Twin: brute force, in the tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Seconds and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Price {
+    pub seconds: f64,
+    pub bytes: f64,
+}
+
+impl std::ops::Add for Price {
+    type Output = Price;
+    fn add(self, other: Price) -> Price {
+        Price { seconds: self.seconds + other.seconds, bytes: self.bytes + other.bytes }
+    }
+}
+
+/// What is to be decided.
+#[derive(Clone, Debug, Default)]
+pub struct Decision {
+    /// By layer and choice.
+    pub own: Vec<Vec<Price>>,
+    /// By pair of layers, the first of which is smaller: seconds for each pair of choices, `[first][second]`.
+    pub pairs: BTreeMap<(usize, usize), Vec<Vec<f64>>>,
+}
+
+/// A choice for every layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chosen {
+    pub choices: Vec<usize>,
+    pub price: Price,
+}
+
+/// What elimination found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// From the fastest to the smallest; none is worse than another in both. Only the fastest where memory was not in sight.
+    pub front: Vec<Chosen>,
+    /// Whether no choices are better.
+    pub proven: bool,
+}
+
+/// What is kept while choices are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    Fastest,
+    /// So many that no other beats in both; beyond that the answer is not proven.
+    Front(usize),
+}
+
+/// Entries of a table, at most: a layer with three neighbours of a hundred choices each.
+const MOST_ENTRIES: usize = 1 << 20;
+
+/// Choices that led somewhere.
+enum Trail {
+    One(usize, usize),
+    Both(Rc<Trail>, Rc<Trail>),
+    Nothing,
+}
+
+#[derive(Clone)]
+struct Point {
+    price: Price,
+    trail: Rc<Trail>,
+}
+
+/// A cost of some layers together: by their choices, the last varying fastest.
+struct Factor {
+    layers: Vec<usize>,
+    sizes: Vec<usize>,
+    points: Vec<Vec<Point>>,
+}
+
+impl Factor {
+    /// The points for a choice of every layer.
+    fn at(&self, choices: &BTreeMap<usize, usize>) -> &[Point] {
+        let place = self.layers.iter().zip(&self.sizes).fold(0, |place, (layer, size)| place * size + choices[layer]);
+        &self.points[place]
+    }
+}
+
+/// The best choices.
+pub fn eliminate(decision: &Decision, keep: Keep) -> Found {
+    let none = Rc::new(Trail::Nothing);
+    let mut factors: Vec<Factor> = vec![];
+    for (layer, own) in decision.own.iter().enumerate() {
+        let point =
+            |(choice, price): (usize, &Price)| vec![Point { price: *price, trail: Rc::new(Trail::One(layer, choice)) }];
+        let points = own.iter().enumerate().map(point).collect();
+        factors.push(Factor { layers: vec![layer], sizes: vec![own.len()], points });
+    }
+    for (&(a, b), seconds) in &decision.pairs {
+        let point = |s: &f64| vec![Point { price: Price { seconds: *s, bytes: 0.0 }, trail: none.clone() }];
+        let points = seconds.iter().flatten().map(point).collect();
+        factors.push(Factor { layers: vec![a, b], sizes: vec![decision.own[a].len(), decision.own[b].len()], points });
+    }
+    let mut proven = true;
+    let mut left: BTreeSet<usize> = (0..decision.own.len()).collect();
+    while !left.is_empty() {
+        let neighbours = |layer: usize| -> BTreeSet<usize> {
+            let around = factors.iter().filter(|f| f.layers.contains(&layer)).flat_map(|f| f.layers.iter().copied());
+            around.filter(|&l| l != layer).collect()
+        };
+        let table =
+            |around: &BTreeSet<usize>| around.iter().fold(1usize, |all, l| all.saturating_mul(decision.own[*l].len()));
+        let next = left.iter().map(|&l| (l, neighbours(l))).min_by_key(|(l, around)| (table(around), around.len(), *l));
+        let (layer, around) = next.expect("bug: layers are left");
+        if table(&around) > MOST_ENTRIES {
+            // Too many neighbours: what is cheapest for itself, and hope.
+            proven = false;
+            fix(&mut factors, layer);
+        }
+        let around = if proven { around } else { neighbours_of(&factors, layer) };
+        take_out(&mut factors, layer, &around, decision, keep, &mut proven);
+        left.remove(&layer);
+    }
+    // What is left has no layers: sum it up.
+    let all = factors.into_iter().map(|f| f.points.into_iter().next().unwrap_or_default());
+    let start = vec![Point { price: Price::default(), trail: none }];
+    let points = all.fold(start, |sum, points| best(join(&sum, &points), keep, &mut proven));
+    let front = points.into_iter().map(|p| chosen(p, decision.own.len())).collect();
+    Found { front, proven }
+}
+
+fn neighbours_of(factors: &[Factor], layer: usize) -> BTreeSet<usize> {
+    let around = factors.iter().filter(|f| f.layers.contains(&layer)).flat_map(|f| f.layers.iter().copied());
+    around.filter(|&l| l != layer).collect()
+}
+
+/// Leaves a layer only the choice that is cheapest for itself, and its neighbours no say in it.
+fn fix(factors: &mut [Factor], layer: usize) {
+    let own = factors.iter().position(|f| f.layers == [layer]).expect("bug: a layer without a cost");
+    let cheapest = |f: &Factor| {
+        let seconds = |points: &Vec<Point>| points.first().map_or(f64::INFINITY, |p| p.price.seconds);
+        (0..f.points.len()).min_by(|&a, &b| seconds(&f.points[a]).total_cmp(&seconds(&f.points[b]))).unwrap_or(0)
+    };
+    let choice = cheapest(&factors[own]);
+    for factor in factors.iter_mut() {
+        let Some(at) = factor.layers.iter().position(|&l| l == layer) else { continue };
+        let inner: usize = factor.sizes[at + 1..].iter().product();
+        let size = factor.sizes[at];
+        let is_kept = |i: usize| i / inner % size == choice;
+        let points = std::mem::take(&mut factor.points);
+        factor.points = points.into_iter().enumerate().filter(|(i, _)| is_kept(*i)).map(|(_, p)| p).collect();
+        factor.layers.remove(at);
+        factor.sizes.remove(at);
+    }
+}
+
+/// Replaces all costs that a layer has a part in by one of its neighbours: with its best choice for each of theirs.
+fn take_out(
+    factors: &mut Vec<Factor>,
+    layer: usize,
+    around: &BTreeSet<usize>,
+    decision: &Decision,
+    keep: Keep,
+    proven: &mut bool,
+) {
+    let (mine, others): (Vec<Factor>, Vec<Factor>) =
+        std::mem::take(factors).into_iter().partition(|f| f.layers.contains(&layer));
+    *factors = others;
+    if mine.is_empty() {
+        return;
+    }
+    let layers: Vec<usize> = around.iter().copied().collect();
+    let sizes: Vec<usize> = layers.iter().map(|&l| decision.own[l].len()).collect();
+    let entries: usize = sizes.iter().product();
+    let mut points = Vec::with_capacity(entries);
+    let mut choices: BTreeMap<usize, usize> = BTreeMap::new();
+    for entry in 0..entries {
+        let mut rest = entry;
+        for (l, size) in layers.iter().zip(&sizes).rev() {
+            choices.insert(*l, rest % size);
+            rest /= size;
+        }
+        points.push(best_of(&mine, layer, decision.own[layer].len(), &mut choices, keep, proven));
+    }
+    factors.push(Factor { layers, sizes, points });
+}
+
+/// The best points over all choices of a layer, given its neighbours'.
+fn best_of(
+    mine: &[Factor],
+    layer: usize,
+    count: usize,
+    choices: &mut BTreeMap<usize, usize>,
+    keep: Keep,
+    proven: &mut bool,
+) -> Vec<Point> {
+    if keep == Keep::Fastest {
+        let mut fastest = (f64::INFINITY, 0);
+        for choice in 0..count {
+            choices.insert(layer, choice);
+            let seconds: f64 =
+                mine.iter().map(|f| f.at(choices).first().map_or(f64::INFINITY, |p| p.price.seconds)).sum();
+            if seconds < fastest.0 {
+                fastest = (seconds, choice);
+            }
+        }
+        choices.insert(layer, fastest.1);
+        return mine.iter().skip(1).fold(mine[0].at(choices).to_vec(), |sum, f| join(&sum, f.at(choices)));
+    }
+    let mut all = vec![];
+    for choice in 0..count {
+        choices.insert(layer, choice);
+        let joined = mine.iter().skip(1).fold(mine[0].at(choices).to_vec(), |sum, f| join(&sum, f.at(choices)));
+        all.extend(joined);
+    }
+    best(all, keep, proven)
+}
+
+fn join(a: &[Point], b: &[Point]) -> Vec<Point> {
+    let both = |x: &Point, y: &Point| Point {
+        price: x.price + y.price,
+        trail: match (&*x.trail, &*y.trail) {
+            (_, Trail::Nothing) => x.trail.clone(),
+            (Trail::Nothing, _) => y.trail.clone(),
+            _ => Rc::new(Trail::Both(x.trail.clone(), y.trail.clone())),
+        },
+    };
+    a.iter().flat_map(|x| b.iter().map(move |y| both(x, y))).collect()
+}
+
+/// Points that no other beats in both.
+fn best(mut points: Vec<Point>, keep: Keep, proven: &mut bool) -> Vec<Point> {
+    points.sort_by(|a, b| a.price.seconds.total_cmp(&b.price.seconds).then(a.price.bytes.total_cmp(&b.price.bytes)));
+    let mut front: Vec<Point> = vec![];
+    for point in points {
+        if front.last().is_none_or(|last| point.price.bytes < last.price.bytes) {
+            front.push(point);
+        }
+    }
+    match keep {
+        Keep::Fastest => front.truncate(1),
+        Keep::Front(most) if front.len() > most => {
+            // The fastest, the smallest, and some in between.
+            *proven = false;
+            let last = front.len() - 1;
+            front = (0..most).map(|i| front[i * last / (most - 1).max(1)].clone()).collect();
+        }
+        Keep::Front(_) => {}
+    }
+    front
+}
+
+fn chosen(point: Point, layers: usize) -> Chosen {
+    let mut choices = vec![0; layers];
+    let mut open = vec![point.trail];
+    while let Some(trail) = open.pop() {
+        match &*trail {
+            Trail::One(layer, choice) => choices[*layer] = *choice,
+            Trail::Both(a, b) => open.extend([a.clone(), b.clone()]),
+            Trail::Nothing => {}
+        }
+    }
+    Chosen { choices, price: point.price }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+    /// All choices, one after the other.
+    fn brute_force(decision: &Decision) -> Vec<Chosen> {
+        let sizes: Vec<usize> = decision.own.iter().map(Vec::len).collect();
+        let all: usize = sizes.iter().product();
+        let mut found: Vec<Chosen> = (0..all)
+            .map(|mut i| {
+                let choices: Vec<usize> = sizes
+                    .iter()
+                    .map(|size| {
+                        let choice = i % size;
+                        i /= size;
+                        choice
+                    })
+                    .collect();
+                let own = choices.iter().enumerate().map(|(l, &c)| decision.own[l][c]);
+                let own = own.fold(Price::default(), |a, b| a + b);
+                let pairs: f64 = decision.pairs.iter().map(|((a, b), s)| s[choices[*a]][choices[*b]]).sum();
+                Chosen { choices, price: Price { seconds: own.seconds + pairs, bytes: own.bytes } }
+            })
+            .collect();
+        found.sort_by(|a, b| a.price.seconds.total_cmp(&b.price.seconds).then(a.price.bytes.total_cmp(&b.price.bytes)));
+        found
+    }
+
+    /// PAPERS.md 1.9: three layers, S and H, the best path is S, H, H.
+    #[test]
+    fn golden_path() {
+        let own = |s: f64, h: f64| [s, h].map(|seconds| Price { seconds, bytes: 0.0 }).to_vec();
+        let shuffle = vec![vec![0.0, 1.5], vec![1.5, 0.0]];
+        let decision = Decision {
+            own: vec![own(4.0, 6.0), own(5.0, 2.0), own(3.0, 4.0)],
+            pairs: BTreeMap::from([((0, 1), shuffle.clone()), ((1, 2), shuffle)]),
+        };
+        let found = eliminate(&decision, Keep::Fastest);
+        assert!(found.proven);
+        assert_eq!((found.front[0].choices.as_slice(), found.front[0].price.seconds), (&[0, 1, 1][..], 11.5));
+        let totals: Vec<f64> = brute_force(&decision).iter().map(|c| c.price.seconds).collect();
+        assert_eq!(totals, [11.5, 12.0, 12.0, 12.0, 12.5, 14.5, 15.5, 18.0]);
+    }
+
+    /// Costs in whole numbers, so that sums are exact in any order; any graph of up to six layers.
+    fn decisions() -> impl proptest::strategy::Strategy<Value = Decision> {
+        let own = prop::collection::vec(prop::collection::vec((0u32..20, 0u32..20), 1..4), 1..7);
+        (own, prop::collection::vec((0usize..6, 0usize..6, prop::collection::vec(0u32..20, 9)), 0..10)).prop_map(
+            |(own, edges)| {
+                let price = |(s, b): &(u32, u32)| Price { seconds: *s as f64, bytes: *b as f64 };
+                let own: Vec<Vec<Price>> = own.iter().map(|c| c.iter().map(price).collect()).collect();
+                let mut pairs = BTreeMap::new();
+                for (a, b, costs) in edges {
+                    let (a, b) = (a % own.len(), b % own.len());
+                    if a < b {
+                        let row = |i: usize| (0..own[b].len()).map(|j| costs[i * 3 + j] as f64).collect();
+                        pairs.insert((a, b), (0..own[a].len()).map(row).collect());
+                    }
+                }
+                Decision { own, pairs }
+            },
+        )
+    }
+
+    #[test]
+    fn elimination_is_brute_force() {
+        let config = Config { cases: 600, failure_persistence: None, ..Config::default() };
+        let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]));
+        let check = |decision: Decision| {
+            let all = brute_force(&decision);
+            let fastest = eliminate(&decision, Keep::Fastest);
+            prop_assert!(fastest.proven);
+            prop_assert_eq!(fastest.front[0].price.seconds, all[0].price.seconds);
+            // The choices are worth what is said of them.
+            let own = all.iter().find(|c| c.choices == fastest.front[0].choices).expect("one of all");
+            prop_assert_eq!(own.price, fastest.front[0].price);
+            let mut front: Vec<Price> = vec![];
+            for c in &all {
+                if front.last().is_none_or(|last| c.price.bytes < last.bytes) {
+                    front.push(c.price);
+                }
+            }
+            let found = eliminate(&decision, Keep::Front(1000));
+            prop_assert!(found.proven);
+            let prices: Vec<Price> = found.front.iter().map(|c| c.price).collect();
+            prop_assert_eq!(prices, front);
+            Ok(())
+        };
+        runner.run(&decisions(), check).unwrap();
+    }
+
+    /// Everyone beside everyone, many choices: no table is small enough, and the answer says so.
+    #[test]
+    fn what_is_too_tangled_is_not_proven() {
+        let (layers, choices) = (6, 20);
+        let own = vec![(0..choices).map(|c| Price { seconds: c as f64, bytes: 0.0 }).collect(); layers];
+        let apart = vec![vec![0.0; choices]; choices];
+        let pairs =
+            (0..layers).flat_map(|a| (a + 1..layers).map(move |b| (a, b))).map(|p| (p, apart.clone())).collect();
+        let found = eliminate(&Decision { own, pairs }, Keep::Fastest);
+        assert!(!found.proven);
+        assert_eq!(found.front[0].choices, [0; 6]);
+    }
+}

@@ -1,0 +1,260 @@
+//! The planner: candidates, the best of them simulated, one chosen, and why.
+
+use crate::eliminate::{Decision, Keep, eliminate};
+use crate::grids::{divisors, grids};
+use crate::price::Prices;
+use crate::{Asked, Error, Goal};
+use convoy_net::{Kind, LayerId, Shape};
+use convoy_predict::{Estimate, Folding, Machine, Question, simulate, unlike};
+use convoy_split::{Grid, Placement, Strategy};
+use std::collections::{BTreeMap, HashSet};
+
+/// A strategy that was weighed.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub strategy: Strategy,
+    /// Whether all layers that can be are cut alike.
+    pub uniform: bool,
+    pub estimate: Estimate,
+    /// Whether a rank's memory is enough.
+    pub fits: bool,
+}
+
+/// The strategy chosen, with all that were weighed and the reasons.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// From the best for the goal to the worst; those that do not fit at the end.
+    pub candidates: Vec<Candidate>,
+    /// Strategies that were priced, and those of them that were simulated.
+    pub priced: usize,
+    /// Whether no combination of grids has a lower price.
+    pub proven: bool,
+    /// Bytes that a rank may use.
+    pub budget_bytes: f64,
+    pub why: String,
+}
+
+impl Plan {
+    pub fn chosen(&self) -> &Candidate {
+        &self.candidates[0]
+    }
+}
+
+/// Strategies that are simulated: the best by price, and plain ones.
+const BEST: usize = 4;
+/// Ranks with different work in a strategy that is simulated: more take long to lower.
+const MOST_UNLIKE: usize = 8;
+/// Points of the front of time and memory that are kept.
+const FRONT: usize = 4;
+
+/// Weighs strategies for a job and chooses one.
+pub fn plan(asked: &Asked) -> Result<Plan, Error> {
+    let shapes = asked.network.shapes(asked.options.batch)?;
+    let (strategies, priced, proven) = candidates(asked, &shapes)?;
+    let seats = asked.machine.seats(asked.ranks, asked.ranks_per_node);
+    let share = seats.iter().map(|s| asked.machine.groups[s.group].memory_bytes / s.neighbours as f64);
+    let limit = share.fold(f64::INFINITY, f64::min);
+    let budget_bytes = asked.budget_bytes.map_or(limit, |budget| budget.min(limit));
+    let mut found = vec![];
+    for (strategy, uniform) in strategies {
+        let estimate = estimate(asked, asked.machine, &strategy)?;
+        let fits = estimate.memory_bytes as f64 <= budget_bytes;
+        found.push(Candidate { strategy, uniform, estimate, fits });
+    }
+    let worth = |c: &Candidate| match asked.goal {
+        Goal::Time => c.estimate.step_seconds,
+        Goal::Memory => c.estimate.memory_bytes as f64,
+        Goal::Cost => c.estimate.step_seconds * c.strategy.ranks as f64,
+    };
+    // Of equals the one with fewer different grids.
+    found.sort_by(|a, b| b.fits.cmp(&a.fits).then(worth(a).total_cmp(&worth(b))).then(b.uniform.cmp(&a.uniform)));
+    if !found.first().is_some_and(|c| c.fits) {
+        let smallest = found.iter().min_by_key(|c| c.estimate.memory_bytes).expect("bug: data is always a candidate");
+        return Err(Error::Budget {
+            budget: budget_bytes as u64,
+            least: smallest.estimate.memory_bytes as u64,
+            strategy: smallest.strategy.name.clone(),
+        });
+    }
+    let why = why(asked, &found)?;
+    Ok(Plan { candidates: found, priced, proven, budget_bytes, why })
+}
+
+fn estimate(asked: &Asked, machine: &Machine, strategy: &Strategy) -> Result<Estimate, Error> {
+    let question = Question {
+        network: asked.network,
+        strategy,
+        options: asked.options,
+        machine,
+        threads: asked.threads,
+        ranks_per_node: asked.ranks_per_node,
+        collectives: asked.collectives,
+        folding: Folding::Alike,
+    };
+    Ok(simulate(&question, false)?.estimate)
+}
+
+type Candidates = (Vec<(Strategy, bool)>, usize, bool);
+
+/// Strategies worth simulating, how many were priced, and whether the best price is proven.
+fn candidates(asked: &Asked, shapes: &[Shape]) -> Result<Candidates, Error> {
+    let prices = Prices::new(asked, shapes)?;
+    let choices = asked.network.layers.iter().zip(shapes).map(|(layer, shape)| match layer.kind {
+        // Group norm sums over all of a sample's space.
+        Kind::GroupNorm(_) => vec![Grid::data(asked.ranks)],
+        _ => grids(*shape, asked.ranks),
+    });
+    let choices: Vec<Vec<Grid>> = choices.collect();
+    let decision = decision(asked, &prices, &choices);
+    let keep = if asked.budget_bytes.is_some() { Keep::Front(FRONT) } else { Keep::Fastest };
+    let found = eliminate(&decision, keep);
+    // The same grid for every layer, as a person would write it.
+    let mut uniform: Vec<(f64, Strategy)> = vec![];
+    let words: HashSet<Grid> = choices.iter().flatten().copied().collect();
+    for grid in words {
+        let Ok(strategy) = Strategy::parse(&grid.to_string(), asked.ranks, asked.network, shapes) else { continue };
+        uniform.push((price_of(&decision, &choices, &strategy), strategy));
+    }
+    uniform.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.name.cmp(&b.1.name)));
+    let priced = uniform.len() + found.front.len();
+    let is_small = |s: &Strategy| unlike(shapes, s, asked.options) <= MOST_UNLIKE.max(asked.ranks.min(2));
+    let plain =
+        Strategy::parse("data", asked.ranks, asked.network, shapes).map_err(|e| Error::Strategy(e.to_string()))?;
+    let mut all = vec![(plain, true)];
+    let add = |all: &mut Vec<(Strategy, bool)>, strategy: Strategy, is_uniform: bool| {
+        if all.iter().all(|(s, _)| s.placements != strategy.placements) {
+            all.push((strategy, is_uniform));
+        }
+    };
+    for chosen in &found.front {
+        let grids: Vec<Grid> = chosen.choices.iter().zip(&choices).map(|(&c, grids)| grids[c]).collect();
+        let strategy = mixed(asked.ranks, &grids);
+        if is_small(&strategy) {
+            let is_uniform = uniform.iter().any(|(_, s)| s.placements == strategy.placements);
+            if !is_uniform {
+                add(&mut all, strategy, false);
+            }
+        }
+    }
+    for (_, strategy) in uniform.into_iter().filter(|(_, s)| is_small(s)).take(BEST) {
+        add(&mut all, strategy, true);
+    }
+    // By filters and channels, as far as they can be cut: what pays where weights are many and samples few.
+    for words in [format!("data:{},filter:2", asked.ranks / 2), "filter".into(), "channel".into()] {
+        if let Ok(strategy) = Strategy::parse(&words, asked.ranks, asked.network, shapes)
+            && is_small(&strategy)
+        {
+            add(&mut all, strategy, true);
+        }
+    }
+    // Fewer ranks, the rest idle: where sums over ranks cost more than ranks save.
+    for ranks in divisors(asked.ranks).into_iter().rev().filter(|&r| r < asked.ranks).take(2) {
+        if let Ok(strategy) = Strategy::parse("data", ranks, asked.network, shapes) {
+            all.push((strategy, true));
+        }
+    }
+    Ok((all, priced, found.proven))
+}
+
+/// Prices of all choices of all layers.
+fn decision(asked: &Asked, prices: &Prices, choices: &[Vec<Grid>]) -> Decision {
+    let layers = asked.network.layers.iter().enumerate();
+    let own = layers.clone().map(|(l, _)| choices[l].iter().map(|grid| prices.own(LayerId(l), grid)).collect());
+    let mut pairs = BTreeMap::new();
+    for (l, layer) in layers {
+        for input in &layer.inputs {
+            let seconds = |from: &Grid| {
+                choices[l].iter().map(|to| prices.exchange(*input, LayerId(l), from, to)).collect::<Vec<f64>>()
+            };
+            pairs.insert((input.0, l), choices[input.0].iter().map(seconds).collect::<Vec<_>>());
+        }
+    }
+    Decision { own: own.collect(), pairs }
+}
+
+/// The price of a strategy, if all its grids are among the choices.
+fn price_of(decision: &Decision, choices: &[Vec<Grid>], strategy: &Strategy) -> f64 {
+    let picked = strategy.placements.iter().zip(choices).map(|(p, grids)| grids.iter().position(|g| *g == p.grid));
+    let Some(picked) = picked.collect::<Option<Vec<usize>>>() else { return f64::INFINITY };
+    let own: f64 = picked.iter().zip(&decision.own).map(|(&c, own)| own[c].seconds).sum();
+    let pairs: f64 = decision.pairs.iter().map(|((a, b), s)| s[picked[*a]][picked[*b]]).sum();
+    own + pairs
+}
+
+/// A grid for each layer; its name says from which layer on which.
+fn mixed(ranks: usize, grids: &[Grid]) -> Strategy {
+    let mut names: Vec<String> = vec![];
+    for grid in grids {
+        let name = grid.to_string();
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let placements = grids.iter().map(|grid| Placement::over(*grid)).collect();
+    Strategy { ranks, placements, name: format!("mixed {}", names.join(" + ")) }
+}
+
+/// Why the first one was chosen, what comes next, and what would change the choice.
+fn why(asked: &Asked, found: &[Candidate]) -> Result<String, Error> {
+    let best = &found[0];
+    let (goal, unit) = match asked.goal {
+        Goal::Time => ("fastest", "a step"),
+        Goal::Memory => ("smallest", "a step"),
+        Goal::Cost => ("cheapest", "a step"),
+    };
+    let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
+    let fit = found.iter().filter(|c| c.fits).count();
+    let mut text = format!(
+        "{} is the {goal} of {fit} that fit: {} {unit}, limited by {}.",
+        named(asked, best),
+        ms(best.estimate.step_seconds),
+        best.estimate.bottleneck
+    );
+    let Some(next) = found.get(1).filter(|c| c.fits) else {
+        return Ok(text + " No other strategy that was simulated fits the memory.");
+    };
+    let more = next.estimate.step_seconds / best.estimate.step_seconds - 1.0;
+    let differs = next.estimate.phases.named().into_iter().zip(best.estimate.phases.named());
+    let largest = differs.map(|((name, a), (_, b))| (name, a - b)).max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
+    let (phase, difference) = largest.expect("bug: no phases");
+    text += &format!(
+        " The runner-up, {}, takes {} ({:+.1} %), with {} {} for {phase}.",
+        named(asked, next),
+        ms(next.estimate.step_seconds),
+        100.0 * more,
+        ms(difference.abs()),
+        if difference < 0.0 { "less" } else { "more" }
+    );
+    let mut changes = vec![];
+    for (what, change) in CHANGES {
+        let mut machine = asked.machine.clone();
+        change(&mut machine);
+        let first = estimate(asked, &machine, &best.strategy)?.step_seconds;
+        let second = estimate(asked, &machine, &next.strategy)?.step_seconds;
+        if asked.goal == Goal::Time && second < first {
+            changes.push(format!("{what} ({} against {})", ms(second), ms(first)));
+        }
+    }
+    text += &match changes.is_empty() {
+        true => " Neither a network four times slower or faster nor cores four times faster would change their order."
+            .into(),
+        false => format!(" It would be chosen with {}.", changes.join(", or with ")),
+    };
+    Ok(text)
+}
+
+/// What might be otherwise.
+const CHANGES: [(&str, fn(&mut Machine)); 3] = [
+    ("a network four times slower", |m| m.levels.iter_mut().for_each(|l| l.bandwidth /= 4.0)),
+    ("a network four times faster", |m| m.levels.iter_mut().for_each(|l| l.bandwidth *= 4.0)),
+    ("cores four times faster", |m| m.groups.iter_mut().for_each(|g| g.core_flops *= 4.0)),
+];
+
+/// A strategy's name, with its ranks where some are idle.
+fn named(asked: &Asked, candidate: &Candidate) -> String {
+    let (name, ranks) = (&candidate.strategy.name, candidate.strategy.ranks);
+    match asked.ranks - ranks {
+        0 => format!("`{name}`"),
+        idle => format!("`{name}` with {idle} of {} ranks idle", asked.ranks),
+    }
+}

@@ -1,0 +1,150 @@
+//! Prices: what a layer costs under a grid, and what it costs to bring it its input.
+//!
+//! Estimates by formula, of the slowest rank, without overlap: good enough to find candidates, which are then simulated.
+
+use crate::Asked;
+use crate::eliminate::Price;
+use convoy_net::{Axis, LayerId, LayerSummary, Region, Role, Shape};
+use convoy_predict::{Seat, Sum};
+use convoy_split::{Grid, read};
+
+/// Everything about a job that prices need.
+pub struct Prices<'a> {
+    asked: &'a Asked<'a>,
+    shapes: &'a [Shape],
+    summary: Vec<LayerSummary>,
+    wanted: Vec<bool>,
+    seats: Vec<Seat>,
+    core_flops: f64,
+    core_bandwidth: f64,
+    threads: f64,
+    /// By layer: seconds of its sums over ranks.
+    sums: Vec<f64>,
+}
+
+impl<'a> Prices<'a> {
+    pub fn new(asked: &'a Asked, shapes: &'a [Shape]) -> Result<Prices<'a>, convoy_net::Error> {
+        let seats = asked.machine.seats(asked.ranks, asked.ranks_per_node);
+        let slowest = |of: &dyn Fn(&Seat) -> f64| seats.iter().map(of).fold(f64::INFINITY, f64::min);
+        let groups = &asked.machine.groups;
+        let threads = |s: &Seat| asked.threads.unwrap_or((groups[s.group].cores / s.neighbours).max(1)) as f64;
+        let bandwidth = |s: &Seat| {
+            let busy = (threads(s) * s.neighbours as f64).min(groups[s.group].cores as f64);
+            groups[s.group].core_bandwidth.min(groups[s.group].node_bandwidth / busy)
+        };
+        let mut prices = Prices {
+            asked,
+            shapes,
+            summary: asked.network.summary(asked.options.batch)?,
+            wanted: asked.network.wanted_gradients(shapes),
+            core_flops: slowest(&|s| groups[s.group].core_flops),
+            core_bandwidth: slowest(&bandwidth),
+            threads: slowest(&threads),
+            seats,
+            sums: vec![],
+        };
+        prices.sums = (0..shapes.len()).map(|l| prices.sum_seconds(LayerId(l))).collect();
+        Ok(prices)
+    }
+
+    /// Parameters are everywhere: their gradients are summed over all ranks, however the layer is cut.
+    fn sum_seconds(&self, layer: LayerId) -> f64 {
+        let nodes: Vec<usize> = self.seats.iter().map(|s| s.node).collect();
+        let parameters = self.asked.network.parameters(layer, self.shapes).into_iter();
+        let each = parameters.filter(|p| p.role == Role::Trained).map(|p| {
+            let sum = Sum { bytes: p.len() * 4, element_bytes: 4, bandwidth: self.core_bandwidth };
+            sum.seconds(self.asked.machine, &nodes, self.asked.collectives).0
+        });
+        each.sum()
+    }
+
+    /// A layer under a grid: passes, sums, and the memory of its output and its parameters.
+    pub fn own(&self, layer: LayerId, grid: &Grid) -> Price {
+        let summary = &self.summary[layer.0];
+        let part = largest(grid, self.shapes[layer.0]);
+        let share = part.len() as f64 / self.shapes[layer.0].len() as f64;
+        let inputs = &self.asked.network.layers[layer.0].inputs;
+        let kind = &self.asked.network.layers[layer.0].kind;
+        let shapes = self.asked.network.input_shapes(layer, self.shapes);
+        let needed = |i: usize| {
+            let region = read(kind, &shapes, self.shapes[layer.0], i, &part).intersect(&Region::whole(shapes[i]));
+            region.len() as f64
+        };
+        let read: f64 = (0..inputs.len()).map(needed).sum();
+        let gradient = self.wanted[layer.0] as usize as f64;
+        let back = inputs.iter().any(|i| self.wanted[i.0]) as usize as f64;
+        let weights = (summary.parameters > 0) as usize as f64;
+        let bytes = 4.0 * (read + part.len() as f64);
+        let once = (summary.flops as f64 * share / self.core_flops).max(bytes / self.core_bandwidth);
+        let passes = if inputs.is_empty() { 0.0 } else { 1.0 + gradient * (back + weights) };
+        Price {
+            seconds: passes * once / self.threads + self.sums[layer.0],
+            bytes: 4.0 * ((1.0 + gradient) * part.len() as f64 + 3.0 * summary.parameters as f64),
+        }
+    }
+
+    /// Seconds to bring a consumer under a grid what it reads of a tensor under another, and its gradient back.
+    pub fn exchange(&self, tensor: LayerId, consumer: LayerId, from: &Grid, to: &Grid) -> f64 {
+        let network = self.asked.network;
+        // Images are loaded by whoever needs them.
+        if network.layers[tensor.0].inputs.is_empty() || self.asked.ranks == 1 {
+            return 0.0;
+        }
+        let inputs = network.input_shapes(consumer, self.shapes);
+        let shape = self.shapes[tensor.0];
+        let layer = &network.layers[consumer.0];
+        let mut most = 0.0f64;
+        for (position, _) in layer.inputs.iter().enumerate().filter(|(_, input)| **input == tensor) {
+            // Some ranks of all: the first, the last and some in between are unlike enough.
+            for rank in [0, self.asked.ranks / 3, self.asked.ranks / 2, self.asked.ranks - 1] {
+                let out = to.region(self.shapes[consumer.0], rank);
+                let needed = read(&layer.kind, &inputs, self.shapes[consumer.0], position, &out);
+                let needed = needed.intersect(&Region::whole(shape));
+                if needed.is_empty() {
+                    continue;
+                }
+                let own = from.region(shape, rank);
+                let missing = needed.len() - own.intersect(&needed).len();
+                if missing > 0 {
+                    most =
+                        most.max(self.messages_seconds(owners(from, shape, &needed), missing as f64 * 4.0, from, to));
+                }
+            }
+        }
+        let ways = 1.0 + self.wanted[tensor.0] as usize as f64;
+        ways * most
+    }
+
+    /// So many bytes from so many ranks, at the level at which parts of one sample are apart.
+    fn messages_seconds(&self, sources: usize, bytes: f64, from: &Grid, to: &Grid) -> f64 {
+        let machine = self.asked.machine;
+        // Ranks that share samples under either grid.
+        let apart = (self.asked.ranks / from.sample).max(self.asked.ranks / to.sample).max(2) - 1;
+        let level = machine.level(self.seats[0].node, self.seats[apart.min(self.seats.len() - 1)].node);
+        let level = &machine.levels[level];
+        let contention = if level.nodes > 1 { level.contention(self.seats[0].neighbours) } else { 1.0 };
+        let messages = sources.saturating_sub(1).max(1) as f64;
+        level.latency_seconds + messages * level.message_seconds + bytes * contention / level.bandwidth
+    }
+}
+
+/// The first part of a grid: none is larger along an axis that is cut in blocks, and samples differ by one at most.
+fn largest(grid: &Grid, shape: Shape) -> Region {
+    let mut region = Region::whole(shape);
+    for (axis, parts) in [(Axis::Sample, grid.sample)].into_iter().chain(Axis::SPACE.into_iter().zip(grid.space())) {
+        region = region.with(axis, 0, shape.along(axis).div_ceil(parts) as isize);
+    }
+    region
+}
+
+/// How many parts of a grid a region has points of.
+fn owners(grid: &Grid, shape: Shape, region: &Region) -> usize {
+    let parts = [(Axis::Sample, grid.sample)].into_iter().chain(Axis::SPACE.into_iter().zip(grid.space()));
+    let along = |(axis, parts): (Axis, usize)| {
+        let (start, end) = region.range(axis);
+        let size = shape.along(axis).max(1);
+        let at = |point: isize| point.max(0) as usize * parts / size;
+        at(end - 1) - at(start) + 1
+    };
+    parts.map(along).product()
+}
