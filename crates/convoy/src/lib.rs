@@ -18,6 +18,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod auto;
 mod calibration;
 pub mod command;
 mod draft;

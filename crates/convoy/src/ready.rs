@@ -3,6 +3,7 @@
 //!
 //! [`Ready::new`] finds all that does not fit, not only the first; the job it keeps has every field filled in.
 
+use crate::auto;
 use crate::error::{Error, Errors, TargetShapes};
 use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
@@ -27,6 +28,8 @@ pub struct Ready {
     pub normalise: Option<Normalise>,
     /// What the job's file of weights holds, in the network's order.
     pub weights: Option<Weights>,
+    /// Why this strategy, where the job left it to us.
+    pub why: Option<String>,
 }
 
 impl Ready {
@@ -47,7 +50,12 @@ impl Ready {
         let mut errors = vec![];
         let shapes = network.shapes(job.train.batch).map_err(|error| Error::at("train.batch", error))?;
         let ranks = job.parallel.ranks;
-        let strategy = Strategy::parse(&job.parallel.strategy, ranks, &network, &shapes);
+        let auto = match job.parallel.strategy.as_str() {
+            "auto" => Some(auto::choose(job, &network)?),
+            _ => None,
+        };
+        let words = auto.as_ref().map_or(&job.parallel.strategy, |auto| &auto.strategy);
+        let strategy = Strategy::parse(words, ranks, &network, &shapes);
         let strategy = note(&mut errors, "parallel.strategy", strategy);
         let weights = job.train.weights.as_deref().map(|path| read_weights(path, &network));
         let weights = weights.and_then(|weights| note(&mut errors, "train.weights", weights));
@@ -58,8 +66,11 @@ impl Ready {
         };
         let threads = job.parallel.threads.unwrap_or((machine::cores() / ranks).max(1));
         let normalise = normalise(job, &*train, (threads * ranks).min(machine::cores()))?;
-        let job = resolved(job, &network, threads, normalise.as_ref())?;
-        Ok(Ready { job, network, strategy, train, test, normalise, weights })
+        let mut job = resolved(job, &network, threads, normalise.as_ref())?;
+        // A run goes on with what was chosen when it began.
+        auto.iter().for_each(|_| job.parallel.strategy = strategy.name.clone());
+        let why = auto.map(|auto| auto.why);
+        Ok(Ready { job, network, strategy, train, test, normalise, weights, why })
     }
 
     /// Steps of an epoch; the last one may be smaller.

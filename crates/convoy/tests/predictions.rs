@@ -180,3 +180,16 @@ fn calibrations_are_kept_used_and_told_when_they_are_old() {
     assert!(ran.err.contains("was made with older-kernels"), "{}", ran.err);
     assert!(ran.err.contains("help: convoy calibrate"), "{}", ran.err);
 }
+
+#[test]
+fn auto_chooses_a_strategy_and_keeps_it() {
+    let place = Place::new();
+    let words = "train --data synthetic:1x28x28:32 --test-data none --batch 8 --steps 1 --strategy auto --threads 1";
+    let one = place.good(&format!("{words} --ranks 1"));
+    assert!(one.contains("strategy data:1 chosen: one rank needs no plan"), "{one}");
+    let two = place.json(&format!("{words} --ranks 2"));
+    let chosen = two["strategy"].as_str().unwrap();
+    assert!(chosen == "data:2" || chosen.starts_with("spatial:2"), "{chosen}");
+    let job = std::fs::read_to_string(format!("{}/job.toml", two["run"].as_str().unwrap())).unwrap();
+    assert!(job.contains(&format!("strategy = \"{chosen}\"")), "{job}");
+}

@@ -197,15 +197,15 @@ fn mixed(ranks: usize, grids: &[Grid]) -> Strategy {
 /// Why the first one was chosen, what comes next, and what would change the choice.
 fn why(asked: &Asked, found: &[Candidate]) -> Result<String, Error> {
     let best = &found[0];
-    let (goal, unit) = match asked.goal {
-        Goal::Time => ("fastest", "a step"),
-        Goal::Memory => ("smallest", "a step"),
-        Goal::Cost => ("cheapest", "a step"),
+    let goal = match asked.goal {
+        Goal::Time => "fastest",
+        Goal::Memory => "smallest",
+        Goal::Cost => "cheapest",
     };
     let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
     let fit = found.iter().filter(|c| c.fits).count();
     let mut text = format!(
-        "{} is the {goal} of {fit} that fit: {} {unit}, limited by {}.",
+        "{} is the {goal} of {fit} that fit: {} a step, limited by {}.",
         named(asked, best),
         ms(best.estimate.step_seconds),
         best.estimate.bottleneck
@@ -243,8 +243,10 @@ fn why(asked: &Asked, found: &[Candidate]) -> Result<String, Error> {
     Ok(text)
 }
 
-/// What might be otherwise.
-const CHANGES: [(&str, fn(&mut Machine)); 3] = [
+/// Something that might be otherwise, in words and done.
+type Change = (&'static str, fn(&mut Machine));
+
+const CHANGES: [Change; 3] = [
     ("a network four times slower", |m| m.levels.iter_mut().for_each(|l| l.bandwidth /= 4.0)),
     ("a network four times faster", |m| m.levels.iter_mut().for_each(|l| l.bandwidth *= 4.0)),
     ("cores four times faster", |m| m.groups.iter_mut().for_each(|g| g.core_flops *= 4.0)),

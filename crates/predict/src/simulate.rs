@@ -73,9 +73,9 @@ pub fn simulate(question: &Question, keep_events: bool) -> Result<Simulation, Er
     let scene = Scene::new(question, folded, scripts);
     let memory = scene.memory_bytes(&programs);
     drop(programs);
-    let mut stage = Stage::new(&scene, keep_events);
-    stage.run();
-    Ok(stage.result(memory))
+    let mut play = Play::new(&scene, keep_events);
+    play.run();
+    Ok(play.result(memory))
 }
 
 /// Of the two ends of a message only one may know that it is more than a halo: the one that does not own the tensor.
@@ -318,7 +318,8 @@ struct Meeting {
     by_cores: bool,
 }
 
-struct Stage<'a> {
+/// A step while it is simulated.
+struct Play<'a> {
     scene: &'a Scene<'a>,
     followers: Vec<Vec<Vec<usize>>>,
     /// By position: (sender's position, tag) to the entry that receives.
@@ -347,8 +348,8 @@ fn order(seconds: f64) -> u64 {
     seconds.max(0.0).to_bits()
 }
 
-impl<'a> Stage<'a> {
-    fn new(scene: &'a Scene<'a>, keep_events: bool) -> Stage<'a> {
+impl<'a> Play<'a> {
+    fn new(scene: &'a Scene<'a>, keep_events: bool) -> Play<'a> {
         let followers = scene.scripts.iter().map(|script| {
             let mut followers = vec![vec![]; script.entries.len()];
             for (i, entry) in script.entries.iter().enumerate() {
@@ -381,7 +382,7 @@ impl<'a> Stage<'a> {
                 ..State::default()
             }
         });
-        Stage {
+        Play {
             followers: followers.collect(),
             receivers: receivers.collect(),
             moves: scene.scripts.iter().enumerate().map(|(position, script)| moves(position, script, scene)).collect(),

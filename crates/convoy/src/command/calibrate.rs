@@ -60,7 +60,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     for samples in SAMPLES {
         for probe in &probes {
             bar.inc(1);
-            if began.elapsed() > Duration::from_secs(limit as u64) {
+            if measured > 0 && began.elapsed() > Duration::from_secs(limit as u64) {
                 continue;
             }
             measured += 1;
@@ -111,7 +111,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
 }
 
 /// This computer as loops of nothing but one thing see it.
-fn this_computer() -> Machine {
+pub fn this_computer() -> Machine {
     let cores = machine::cores();
     let core_bandwidth = memory_gbytes(1) * 1e9;
     let (latency_seconds, bandwidth) = messages();
@@ -142,31 +142,39 @@ fn this_computer() -> Machine {
 /// Seconds of a short message between two threads, and bytes a second of long ones.
 fn messages() -> (f64, f64) {
     const LONG: usize = 4 << 20;
+    const ROUNDS: usize = 5;
     let trip = |bytes: usize, times: usize| {
         let ranks = convoy_comm::threads(2);
         let [a, b] = &ranks[..] else { unreachable!("bug: two ranks were asked for") };
-        let one_way = |from: &convoy_comm::Communicator, to: usize, message: &mut [u8], sends_first: bool| {
-            for _ in 0..times {
-                if sends_first {
-                    from.send(to, 1, message);
+        let one_way =
+            |from: &convoy_comm::Communicator, to: usize, message: &mut [u8], sends_first: bool, times: usize| {
+                for _ in 0..times {
+                    if sends_first {
+                        from.send(to, 1, message);
+                    }
+                    while !from.try_receive(to, 1, message).unwrap_or(true) {
+                        std::thread::yield_now();
+                    }
+                    if !sends_first {
+                        from.send(to, 1, message);
+                    }
                 }
-                while !from.try_receive(to, 1, message).unwrap_or(true) {
-                    std::thread::yield_now();
-                }
-                if !sends_first {
-                    from.send(to, 1, message);
-                }
-            }
-        };
-        let began = Instant::now();
+            };
+        let mut best = f64::INFINITY;
         std::thread::scope(|scope| {
-            scope.spawn(|| one_way(b, 0, &mut vec![0; bytes], false));
-            one_way(a, 1, &mut vec![0; bytes], true);
+            scope.spawn(|| one_way(b, 0, &mut vec![0; bytes], false, ROUNDS * times));
+            let mut message = vec![0; bytes];
+            // The best of some rounds: others may use the cores, too.
+            for _ in 0..ROUNDS {
+                let began = Instant::now();
+                one_way(a, 1, &mut message, true, times);
+                best = best.min(began.elapsed().as_secs_f64() / (2 * times) as f64);
+            }
         });
-        began.elapsed().as_secs_f64() / (2 * times) as f64
+        best
     };
-    let latency = trip(8, 2000);
-    let long = trip(LONG, 20);
+    let latency = trip(8, 100);
+    let long = trip(LONG, 2);
     // A send copies in, a receive copies out: the bandwidth of each is twice that of both.
     (latency, 2.0 * LONG as f64 / (long - latency).max(1e-9))
 }
@@ -183,7 +191,12 @@ fn probes() -> Vec<Network> {
             probes.entry(key).or_insert_with(|| probe(&layer.kind, &inputs));
         }
     }
-    probes.into_values().collect()
+    // Convolutions first: they matter most where time is short.
+    let mut probes: Vec<Network> = probes.into_values().collect();
+    probes.sort_by_key(|network| {
+        !network.layers.iter().any(|l| l.name == "probe" && matches!(l.kind, Kind::Convolution(_)))
+    });
+    probes
 }
 
 fn probe(kind: &Kind, inputs: &[Shape]) -> Network {

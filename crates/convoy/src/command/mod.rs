@@ -15,6 +15,8 @@ mod simulate;
 mod sweep;
 mod train;
 
+pub(crate) use calibrate::this_computer;
+
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::fields::{FIELDS, Field, Form, SECTIONS};

@@ -19,6 +19,9 @@ use std::path::Path;
 /// Ranks that a question may be about.
 const MOST_RANKS: u64 = 1 << 20;
 
+/// Samples of which a rank takes equally long for each.
+const ENOUGH: usize = 512;
+
 /// Everything a prediction needs but the strategy.
 pub struct Asked {
     pub network: Network,
@@ -136,9 +139,9 @@ impl Asked {
         })
     }
 
-    /// Seconds of a step on one rank, from a batch as small as a rank's share of it.
+    /// Seconds of a step on one rank; of a large batch, those of a part times its parts.
     pub fn one_rank_seconds(&self) -> Result<f64, Error> {
-        let batch = self.options.batch.div_ceil(self.ranks);
+        let batch = self.options.batch.min(ENOUGH);
         let options = Options { batch, ..self.options };
         let strategy = Strategy::single(&self.network);
         let question = Question {

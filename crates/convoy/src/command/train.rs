@@ -124,6 +124,9 @@ fn introduce(run: &Run) -> Result<(), Error> {
         bytes(run.planned_bytes.iter().sum()),
         shown(run.folder().path())
     ))?;
+    if let Some(why) = &ready.why {
+        say(&format!("strategy {} chosen: {why}", ready.strategy.name))?;
+    }
     match run.first_step() {
         0 => Ok(()),
         step => say(&format!("goes on after step {} of {}", grouped(step), grouped(ready.steps()))),
