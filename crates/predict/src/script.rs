@@ -90,18 +90,21 @@ pub struct Script {
 
 /// Whether bytes of this buffer are activations; other buffers that travel are sums.
 fn is_tensor(what: What) -> bool {
-    matches!(what, What::Tensor(..) | What::Gradient(..) | What::Message)
+    what == What::Message || tensor_of(what).is_some()
 }
 
 fn tensor_of(what: What) -> Option<(LayerId, usize)> {
     match what {
         What::Tensor(l, k) | What::Gradient(l, k) => Some((l, k)),
+        // What ranks add up together is on no rank where it is needed.
+        What::PartialTensor(l) | What::PartialGradient(l) => Some((l, 1)),
         _ => None,
     }
 }
 
 fn layer_of(what: What) -> Option<LayerId> {
     match what {
+        What::PartialTensor(l) | What::PartialGradient(l) => Some(l),
         What::Tensor(l, _) | What::Gradient(l, _) | What::Parameter(l, _) | What::ParameterGradient(l, _) => Some(l),
         What::State(l, _, _) => Some(l),
         What::Internal(s, _) | What::Partial(s, _) | What::Sum(s, _) => subject_layer(s),
