@@ -189,7 +189,7 @@ fn auto_chooses_a_strategy_and_keeps_it() {
     assert!(one.contains("strategy data:1 chosen: one rank needs no plan"), "{one}");
     let two = place.json(&format!("{words} --ranks 2"));
     let chosen = two["strategy"].as_str().unwrap();
-    assert!(chosen == "data:2" || chosen.starts_with("spatial:2"), "{chosen}");
+    assert!(["data:2", "spatial:2", "filter:2", "channel:2"].contains(&chosen), "{chosen}");
     let job = std::fs::read_to_string(format!("{}/job.toml", two["run"].as_str().unwrap())).unwrap();
     assert!(job.contains(&format!("strategy = \"{chosen}\"")), "{job}");
 }

@@ -83,8 +83,8 @@ struct Factor {
 
 impl Factor {
     /// The points for a choice of every layer.
-    fn at(&self, choices: &BTreeMap<usize, usize>) -> &[Point] {
-        let place = self.layers.iter().zip(&self.sizes).fold(0, |place, (layer, size)| place * size + choices[layer]);
+    fn at(&self, choices: &[usize]) -> &[Point] {
+        let place = self.layers.iter().zip(&self.sizes).fold(0, |place, (layer, size)| place * size + choices[*layer]);
         &self.points[place]
     }
 }
@@ -105,24 +105,31 @@ pub fn eliminate(decision: &Decision, keep: Keep) -> Found {
         factors.push(Factor { layers: vec![a, b], sizes: vec![decision.own[a].len(), decision.own[b].len()], points });
     }
     let mut proven = true;
-    let mut left: BTreeSet<usize> = (0..decision.own.len()).collect();
-    while !left.is_empty() {
-        let neighbours = |layer: usize| -> BTreeSet<usize> {
-            let around = factors.iter().filter(|f| f.layers.contains(&layer)).flat_map(|f| f.layers.iter().copied());
-            around.filter(|&l| l != layer).collect()
-        };
-        let table =
-            |around: &BTreeSet<usize>| around.iter().fold(1usize, |all, l| all.saturating_mul(decision.own[*l].len()));
-        let next = left.iter().map(|&l| (l, neighbours(l))).min_by_key(|(l, around)| (table(around), around.len(), *l));
-        let (layer, around) = next.expect("bug: layers are left");
-        if table(&around) > MOST_ENTRIES {
+    // By layer that is left: its neighbours.
+    let mut around: BTreeMap<usize, BTreeSet<usize>> = (0..decision.own.len()).map(|l| (l, BTreeSet::new())).collect();
+    for &(a, b) in decision.pairs.keys() {
+        around.entry(a).or_default().insert(b);
+        around.entry(b).or_default().insert(a);
+    }
+    let table = |near: &BTreeSet<usize>| near.iter().fold(1usize, |all, l| all.saturating_mul(decision.own[*l].len()));
+    while let Some(layer) = around.iter().min_by_key(|(l, near)| (table(near), near.len(), **l)).map(|(l, _)| *l) {
+        let mut near = around.remove(&layer).unwrap_or_default();
+        near.iter().for_each(|l| {
+            around.entry(*l).or_default().remove(&layer);
+        });
+        if table(&near) > MOST_ENTRIES {
             // Too many neighbours: what is cheapest for itself, and hope.
             proven = false;
             fix(&mut factors, layer);
+            near.clear();
+        } else {
+            take_out(&mut factors, layer, &near, decision, keep, &mut proven);
         }
-        let around = if proven { around } else { neighbours_of(&factors, layer) };
-        take_out(&mut factors, layer, &around, decision, keep, &mut proven);
-        left.remove(&layer);
+        // Neighbours of what is gone are neighbours now.
+        for &l in &near {
+            let others = near.iter().copied().filter(|&other| other != l);
+            around.entry(l).or_default().extend(others);
+        }
     }
     // What is left has no layers: sum it up.
     let all = factors.into_iter().map(|f| f.points.into_iter().next().unwrap_or_default());
@@ -130,11 +137,6 @@ pub fn eliminate(decision: &Decision, keep: Keep) -> Found {
     let points = all.fold(start, |sum, points| best(join(&sum, &points), keep, &mut proven));
     let front = points.into_iter().map(|p| chosen(p, decision.own.len())).collect();
     Found { front, proven }
-}
-
-fn neighbours_of(factors: &[Factor], layer: usize) -> BTreeSet<usize> {
-    let around = factors.iter().filter(|f| f.layers.contains(&layer)).flat_map(|f| f.layers.iter().copied());
-    around.filter(|&l| l != layer).collect()
 }
 
 /// Leaves a layer only the choice that is cheapest for itself, and its neighbours no say in it.
@@ -176,11 +178,11 @@ fn take_out(
     let sizes: Vec<usize> = layers.iter().map(|&l| decision.own[l].len()).collect();
     let entries: usize = sizes.iter().product();
     let mut points = Vec::with_capacity(entries);
-    let mut choices: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut choices = vec![0; decision.own.len()];
     for entry in 0..entries {
         let mut rest = entry;
         for (l, size) in layers.iter().zip(&sizes).rev() {
-            choices.insert(*l, rest % size);
+            choices[*l] = rest % size;
             rest /= size;
         }
         points.push(best_of(&mine, layer, decision.own[layer].len(), &mut choices, keep, proven));
@@ -193,26 +195,26 @@ fn best_of(
     mine: &[Factor],
     layer: usize,
     count: usize,
-    choices: &mut BTreeMap<usize, usize>,
+    choices: &mut [usize],
     keep: Keep,
     proven: &mut bool,
 ) -> Vec<Point> {
     if keep == Keep::Fastest {
         let mut fastest = (f64::INFINITY, 0);
         for choice in 0..count {
-            choices.insert(layer, choice);
+            choices[layer] = choice;
             let seconds: f64 =
                 mine.iter().map(|f| f.at(choices).first().map_or(f64::INFINITY, |p| p.price.seconds)).sum();
             if seconds < fastest.0 {
                 fastest = (seconds, choice);
             }
         }
-        choices.insert(layer, fastest.1);
+        choices[layer] = fastest.1;
         return mine.iter().skip(1).fold(mine[0].at(choices).to_vec(), |sum, f| join(&sum, f.at(choices)));
     }
     let mut all = vec![];
     for choice in 0..count {
-        choices.insert(layer, choice);
+        choices[layer] = choice;
         let joined = mine.iter().skip(1).fold(mine[0].at(choices).to_vec(), |sum, f| join(&sum, f.at(choices)));
         all.extend(joined);
     }

@@ -7,7 +7,7 @@ use crate::{Asked, Error, Goal};
 use convoy_net::{Kind, LayerId, Shape};
 use convoy_predict::{Estimate, Folding, Machine, Question, simulate, unlike};
 use convoy_split::{Grid, Placement, Strategy};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A strategy that was weighed.
 #[derive(Clone, Debug)]
@@ -161,12 +161,16 @@ fn decision(asked: &Asked, prices: &Prices, choices: &[Vec<Grid>]) -> Decision {
     let layers = asked.network.layers.iter().enumerate();
     let own = layers.clone().map(|(l, _)| choices[l].iter().map(|grid| prices.own(LayerId(l), grid)).collect());
     let mut pairs = BTreeMap::new();
+    // Networks repeat themselves: what reads the same in the same way costs the same.
+    let mut known: HashMap<String, Vec<Vec<f64>>> = HashMap::new();
     for (l, layer) in layers {
         for input in &layer.inputs {
             let seconds = |from: &Grid| {
                 choices[l].iter().map(|to| prices.exchange(*input, LayerId(l), from, to)).collect::<Vec<f64>>()
             };
-            pairs.insert((input.0, l), choices[input.0].iter().map(seconds).collect::<Vec<_>>());
+            let key = prices.exchange_key(*input, LayerId(l));
+            let priced = known.entry(key).or_insert_with(|| choices[input.0].iter().map(seconds).collect());
+            pairs.insert((input.0, l), priced.clone());
         }
     }
     Decision { own: own.collect(), pairs }

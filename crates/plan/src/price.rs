@@ -83,6 +83,16 @@ impl<'a> Prices<'a> {
         }
     }
 
+    /// What the price of an exchange depends on, but for the grids.
+    pub fn exchange_key(&self, tensor: LayerId, consumer: LayerId) -> String {
+        let network = self.asked.network;
+        let layer = &network.layers[consumer.0];
+        let reads: Vec<bool> = layer.inputs.iter().map(|input| *input == tensor).collect();
+        let (shapes, from) = (network.input_shapes(consumer, self.shapes), &network.layers[tensor.0].kind);
+        let wanted = self.wanted[tensor.0];
+        format!("{:?} {shapes:?} {:?} {reads:?} {} {wanted}", layer.kind, self.shapes[consumer.0], from.name())
+    }
+
     /// Seconds to bring a consumer under a grid what it reads of a tensor under another, and its gradient back.
     pub fn exchange(&self, tensor: LayerId, consumer: LayerId, from: &Grid, to: &Grid) -> f64 {
         let network = self.asked.network;
