@@ -80,6 +80,13 @@ impl World {
             );
             return Err(Error::at("parallel.ranks", flaw));
         }
+        // Each process would measure its own computer, and choose for itself.
+        if job.parallel.strategy == "auto" {
+            let flaw = format!(
+                "ranks that are processes must be told\n  help: `convoy plan --ranks {ranks}` says which is best"
+            );
+            return Err(Error::at("parallel.strategy", flaw));
+        }
         if job.parallel.threads.is_none() {
             job.parallel.threads = Some(threads(communicator)?);
         }
