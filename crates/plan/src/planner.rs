@@ -52,8 +52,7 @@ pub fn plan(asked: &Asked) -> Result<Plan, Error> {
     let shapes = asked.network.shapes(asked.options.batch)?;
     let (strategies, priced, proven) = candidates(asked, &shapes)?;
     let seats = asked.machine.seats(asked.ranks, asked.ranks_per_node);
-    let share = seats.iter().map(|s| asked.machine.groups[s.group].memory_bytes / s.neighbours as f64);
-    let limit = share.fold(f64::INFINITY, f64::min);
+    let limit = seats.iter().map(|seat| asked.machine.memory_bytes(seat)).fold(f64::INFINITY, f64::min);
     let budget_bytes = asked.budget_bytes.map_or(limit, |budget| budget.min(limit));
     let mut found = vec![];
     for (strategy, uniform) in strategies {

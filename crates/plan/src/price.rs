@@ -27,7 +27,7 @@ impl<'a> Prices<'a> {
         let seats = asked.machine.seats(asked.ranks, asked.ranks_per_node);
         let slowest = |of: &dyn Fn(&Seat) -> f64| seats.iter().map(of).fold(f64::INFINITY, f64::min);
         let groups = &asked.machine.groups;
-        let threads = |s: &Seat| asked.threads.unwrap_or((groups[s.group].cores / s.neighbours).max(1)) as f64;
+        let threads = |s: &Seat| asked.threads.unwrap_or(asked.machine.threads(s)) as f64;
         let bandwidth = |s: &Seat| {
             let busy = (threads(s) * s.neighbours as f64).min(groups[s.group].cores as f64);
             groups[s.group].core_bandwidth.min(groups[s.group].node_bandwidth / busy)

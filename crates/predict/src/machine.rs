@@ -81,6 +81,8 @@ pub struct Seat {
     pub group: usize,
     /// Ranks on the same node.
     pub neighbours: usize,
+    /// Ranks that the node has cores and memory for: a rank has its share, also where it is alone.
+    pub room: usize,
 }
 
 impl Level {
@@ -141,12 +143,23 @@ impl Machine {
         let mut node = 0;
         for (group, nodes) in self.groups.iter().enumerate() {
             for _ in 0..nodes.count {
-                let neighbours = takes(nodes, least).min(ranks - seats.len());
-                seats.extend((0..neighbours).map(|_| Seat { node, group, neighbours }));
+                let room = takes(nodes, least);
+                let neighbours = room.min(ranks - seats.len());
+                seats.extend((0..neighbours).map(|_| Seat { node, group, neighbours, room }));
                 node += 1;
             }
         }
         seats
+    }
+
+    /// Workers of a rank that sits there, if nobody says otherwise: its share of the node's cores.
+    pub fn threads(&self, seat: &Seat) -> usize {
+        (self.groups[seat.group].cores / seat.room).max(1)
+    }
+
+    /// Bytes of memory that a rank which sits there may use.
+    pub fn memory_bytes(&self, seat: &Seat) -> f64 {
+        self.groups[seat.group].memory_bytes / seat.room as f64
     }
 
     /// The level through which two nodes talk.

@@ -185,8 +185,7 @@ impl<'a> Scene<'a> {
         for (piece, stands_for) in chosen {
             for rank in cuts[piece]..cuts[piece + 1] {
                 let seat = self.seats[rank];
-                let cores = self.question.machine.groups[seat.group].cores;
-                let threads = self.question.threads.unwrap_or((cores / seat.neighbours).max(1));
+                let threads = self.question.threads.unwrap_or(self.question.machine.threads(&seat));
                 let (group, position) = (rank / period, rank % period);
                 if position == 0 {
                     self.first_actor.insert(group, self.actors.len());
@@ -778,7 +777,6 @@ impl<'a> Play<'a> {
             workers += actor.threads as f64 * times;
         }
         let machine = scene.question.machine;
-        let share = |seat: &Seat| machine.groups[seat.group].memory_bytes / seat.neighbours as f64;
         let state = &self.states[busiest];
         let estimate = Estimate {
             step_seconds,
@@ -787,7 +785,7 @@ impl<'a> Play<'a> {
             sent_bytes,
             messages,
             memory_bytes,
-            memory_limit_bytes: scene.seats.iter().map(share).fold(f64::INFINITY, f64::min),
+            memory_limit_bytes: scene.seats.iter().map(|seat| machine.memory_bytes(seat)).fold(f64::INFINITY, f64::min),
             efficiency: if step_seconds > 0.0 { busy / workers / step_seconds } else { 1.0 },
             bottleneck: bottleneck(state, scene),
             ranks: scene.question.strategy.ranks,

@@ -150,7 +150,7 @@ fn bytes_and_memory_are_what_the_programs_say() {
         // What an engine holds: kept buffers, the arena, scratch of each worker.
         let seats = p.machine.seats(p.ranks, None);
         let held = |(program, seat): (&Program, &Seat)| {
-            let threads = (p.machine.groups[seat.group].cores / seat.neighbours).max(1);
+            let threads = p.machine.threads(seat);
             program.kept_bytes() + program.memory.step_bytes + threads * program.scratch() * 4
         };
         let most = programs.iter().zip(&seats).map(held).max();
