@@ -47,14 +47,15 @@ impl World {
         }
     }
 
-    /// Refuses to be one of several processes: each would do everything.
-    pub fn alone(command: &str) -> Result<(), Error> {
+    /// Refuses to be one of several processes: each would do everything. The first says so, the others get their exit code.
+    pub fn alone(command: &str) -> Result<Option<u8>, Error> {
         match Launch::found().filter(|launch| launch.processes > 1) {
+            Some(launch) if launch.process > 0 => Ok(Some(2)),
             Some(launch) => Err(Error::Usage(format!(
                 "{} started {} processes, but `convoy {command}` is done by one\n  help: start it without {}",
                 launch.by, launch.processes, launch.by
             ))),
-            None => Ok(()),
+            None => Ok(None),
         }
     }
 

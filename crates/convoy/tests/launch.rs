@@ -38,6 +38,8 @@ fn other_commands_are_done_by_one_process() {
     let wanted =
         "error: mpirun started 2 processes, but `convoy models` is done by one\n  help: start it without mpirun\n";
     assert_eq!((ran.code, ran.err.as_str()), (Some(2), wanted));
+    let ran = started(&place, "models", &[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1")]);
+    assert_eq!((ran.code, ran.err.as_str(), ran.out.as_str()), (Some(2), "", ""));
 }
 
 #[test]

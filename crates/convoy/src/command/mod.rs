@@ -63,8 +63,10 @@ pub fn definition() -> Command {
 
 /// Does what was typed; the result is the exit code.
 pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
-    if let Some((name, _)) = matches.subcommand().filter(|(name, _)| *name != "train") {
-        World::alone(name)?;
+    if let Some((name, _)) = matches.subcommand().filter(|(name, _)| *name != "train")
+        && let Some(code) = World::alone(name)?
+    {
+        return Ok(code);
     }
     match matches.subcommand() {
         Some(("train", matches)) => train::run(matches),
