@@ -12,6 +12,7 @@ mod holding;
 mod lower;
 mod memory;
 mod parts;
+mod pieces;
 mod prioritise;
 mod program;
 mod reduce;

@@ -11,11 +11,14 @@ use crate::parts::Parts;
 use crate::prioritise::prioritise;
 use crate::program::*;
 use convoy_kernels::fast::{self, Fast};
-use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Stage, Tensor, Update, Winograd, Work};
+use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
 use convoy_net::{AXES, Axis, Error, LayerId, Network, Region, Role, Shape};
 use convoy_split::{Exchange, Rank, Strategy, reached};
 use std::collections::HashMap;
 use std::sync::Arc;
+
+/// More internal operands than any layer has.
+const INTERNALS: usize = 64;
 
 /// What a program is made for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,9 +51,9 @@ pub(crate) struct Builder<'a> {
     pub strategy: &'a Strategy,
     pub rank: Rank,
     pub buffers: Vec<Buffer>,
-    network: &'a Network,
+    pub network: &'a Network,
+    pub shapes: &'a [Shape],
     options: Options,
-    shapes: &'a [Shape],
     ops: Vec<Op>,
     /// By layer: what ranks have of it.
     parts: Vec<Parts>,
@@ -62,6 +65,8 @@ pub(crate) struct Builder<'a> {
     found: HashMap<What, BufferId>,
     /// Gradients that hold something already: the next consumer adds.
     begun: HashMap<What, ()>,
+    /// The piece of a layer that is being written down: each has internals of its own.
+    piece: usize,
     images: Region,
 }
 
@@ -92,6 +97,7 @@ impl<'a> Builder<'a> {
             geometries: vec![None; network.layers.len()],
             found: HashMap::new(),
             begun: HashMap::new(),
+            piece: 0,
             images: Region::EMPTY,
         }
     }
@@ -208,7 +214,7 @@ impl<'a> Builder<'a> {
         let all = whole(&self.buffers[buffer.0]);
         let region = match (operand, subject) {
             (Operand::Input(i), Subject::Layer(l)) => {
-                self.parts[l.0].read(self.network, self.shapes, l, i, self.rank.0).intersect(&all)
+                self.parts[l.0].read_for(&g.region, self.network, self.shapes, l, i, self.rank.0).intersect(&all)
             }
             (Operand::Input(_), _) | (Operand::Output, _) => g.region,
             (Operand::InputGradient(i), _) => g.input_gradients[i].as_ref().expect("bug: an unwanted gradient").1,
@@ -230,8 +236,7 @@ impl<'a> Builder<'a> {
                 let geometry = Arc::new(self.geometry(l));
                 self.geometries[l.0] = Some(geometry.clone());
                 if !geometry.region.is_empty() {
-                    let twin = fast::twin(&self.network.layers[l.0].kind);
-                    self.stages(Subject::Layer(l), twin.forward(&geometry), &geometry);
+                    self.layer_forward(l, &geometry);
                 } else {
                     self.stand_in(l, false);
                 }
@@ -239,6 +244,32 @@ impl<'a> Builder<'a> {
             }
             self.fill(l);
         }
+    }
+
+    /// A layer's passes, in pieces where it reads what others send. What makes sums over samples, or keeps something for the
+    /// way back, is not cut.
+    fn layer_forward(&mut self, l: LayerId, geometry: &Arc<Geometry>) {
+        let twin = fast::twin(&self.network.layers[l.0].kind);
+        let stages = twin.forward(geometry);
+        let whole = stages.iter().any(|s| !s.makes.is_empty() && !matches!(s.pass, Pass::Transform(_)));
+        let pieces = if whole { vec![geometry.region] } else { self.pieces(l, geometry) };
+        if pieces.len() == 1 {
+            return self.stages(Subject::Layer(l), stages, geometry);
+        }
+        for (number, region) in pieces.into_iter().enumerate() {
+            self.piece = number;
+            let geometry = Arc::new(Geometry { region, ..Geometry::clone(geometry) });
+            let mut stages = twin.forward(&geometry);
+            // What depends on parameters alone is the same for all pieces.
+            stages.retain(|s| number == 0 || !s.reads.iter().all(|o| matches!(o, Operand::Parameter(_))));
+            self.stages(Subject::Layer(l), stages, &geometry);
+        }
+        self.piece = 0;
+    }
+
+    /// What a layer's internal operand is in the piece that is being written down.
+    fn internal(&self, subject: Subject, number: usize) -> What {
+        What::Internal(subject, self.piece * INTERNALS + number)
     }
 
     /// Lays out every form in which this rank has a tensor, and its gradient.
@@ -338,7 +369,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The form in which a consumer reads a tensor.
-    fn holding_of(&self, tensor: LayerId, consumer: LayerId, position: usize) -> (usize, &Holding) {
+    pub fn holding_of(&self, tensor: LayerId, consumer: LayerId, position: usize) -> (usize, &Holding) {
         let all = self.holdings[tensor.0].iter().enumerate();
         let mut found = all.filter(|(_, h)| h.consumers.contains(&(consumer, position)));
         found.next().expect("bug: a consumer without a holding")
@@ -476,7 +507,7 @@ impl<'a> Builder<'a> {
     fn make(&mut self, subject: Subject, stage: &Stage, samples: usize) {
         for make in &stage.makes {
             match *make {
-                Make::Internal { number, bytes } => self.buffer(What::Internal(subject, number), bytes),
+                Make::Internal { number, bytes } => self.buffer(self.internal(subject, number), bytes),
                 Make::Partial { number, strips, columns } => {
                     self.buffer(What::Sum(subject, number), columns * 8);
                     self.buffer(What::Partial(subject, number), samples * strips * columns * 8)
@@ -563,7 +594,10 @@ impl<'a> Builder<'a> {
             Operand::InputGradient(i) => self.found[&What::Gradient(inputs[i], holding(self, i))],
             Operand::Parameter(p) => self.parameter(What::Parameter(l, p), l, p, Home::Kept),
             Operand::ParameterGradient(p) => self.parameter(What::ParameterGradient(l, p), l, p, Home::Step),
-            Operand::Internal(k) => self.found[&What::Internal(subject, k)],
+            Operand::Internal(k) => {
+                let own = self.found.get(&self.internal(subject, k));
+                *own.unwrap_or_else(|| &self.found[&What::Internal(subject, k)])
+            }
             Operand::Partial(k) => self.found[&What::Partial(subject, k)],
             Operand::Sum(k) => self.found[&What::Sum(subject, k)],
             Operand::Target => self.target(),
@@ -803,7 +837,7 @@ fn touches_tensors(stage: &Stage) -> bool {
 }
 
 /// A region without a box inside it, as boxes.
-fn outside(all: &Region, keep: &Region) -> Vec<Region> {
+pub(crate) fn outside(all: &Region, keep: &Region) -> Vec<Region> {
     let inner = all.intersect(keep);
     if inner.is_empty() {
         return vec![*all];

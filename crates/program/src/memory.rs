@@ -7,7 +7,8 @@
 //! - Two buffers that share bytes are never in use at the same time, whatever the schedule ([`MemoryPlan::verify`]).
 //! - The peak is a number: `step_bytes`.
 
-use crate::program::{Bits, Home, OpId, Program};
+use crate::program::{Bits, Home, OpId, Program, What};
+use std::collections::HashMap;
 
 /// Where each buffer of a step lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +37,8 @@ impl MemoryPlan {
         let mut offsets: Vec<Option<usize>> = vec![None; program.buffers.len()];
         let in_step = |b: usize| program.buffers[b].home == Home::Step && !uses[b].ops.is_empty();
         let size = |b: usize| program.buffers[b].bytes.next_multiple_of(ALIGN);
-        let last = |b: usize| if to_the_end.contains(&b) { usize::MAX } else { uses[b].last };
+        let kept = kept_longer(program, &uses);
+        let last = |b: usize| if to_the_end.contains(&b) { usize::MAX } else { uses[b].last.max(kept[b]) };
         // Large buffers first, each at the lowest place that is free while it is used.
         let mut order: Vec<usize> = (0..program.buffers.len()).filter(|&b| in_step(b)).collect();
         order.sort_by_key(|&b| (std::cmp::Reverse(size(b)), uses[b].first, b));
@@ -98,6 +100,22 @@ impl MemoryPlan {
         }
         Ok(())
     }
+}
+
+/// By buffer: the op until which its bytes are not given away, if that is later than its last use. Those of a message stay its
+/// own until what waited for it is done: what did not wait may run meanwhile, and must not be made to wait by sharing bytes.
+fn kept_longer(program: &Program, uses: &[Use]) -> Vec<usize> {
+    let mut kept = vec![0; program.buffers.len()];
+    let messages: HashMap<usize, usize> = (0..program.buffers.len())
+        .filter(|&b| program.buffers[b].what == What::Message && !uses[b].ops.is_empty())
+        .map(|b| (uses[b].last, b))
+        .collect();
+    for (i, op) in program.ops.iter().enumerate() {
+        for message in op.after.iter().filter_map(|before| messages.get(&before.0)) {
+            kept[*message] = i;
+        }
+    }
+    kept
 }
 
 fn uses(program: &Program) -> Vec<Use> {

@@ -41,8 +41,21 @@ impl Parts {
 
     /// The region of input `i` of layer `l` that a rank reads, padding included.
     pub fn read(&self, network: &Network, shapes: &[Shape], l: LayerId, i: usize, rank: usize) -> Region {
+        self.read_for(&self.computed[rank], network, shapes, l, i, rank)
+    }
+
+    /// The same for a piece of what it computes.
+    pub fn read_for(
+        &self,
+        computed: &Region,
+        network: &Network,
+        shapes: &[Shape],
+        l: LayerId,
+        i: usize,
+        rank: usize,
+    ) -> Region {
         let inputs = network.input_shapes(l, shapes);
-        let (kind, computed) = (&network.layers[l.0].kind, &self.computed[rank]);
+        let kind = &network.layers[l.0].kind;
         let mut region = read(kind, &inputs, shapes[l.0], i, computed);
         let (mut start, mut end) = region.range(Axis::Channel);
         if computed.is_empty() {

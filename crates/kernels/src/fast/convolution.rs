@@ -36,6 +36,9 @@ impl Fast for Convolution {
     fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
         windowed(self, g).prepare(pass, g)
     }
+    fn grain(&self, g: &Geometry) -> usize {
+        windowed(self, g).grain(g)
+    }
     fn algorithm(&self, pass: Pass, g: &Geometry) -> Option<&'static str> {
         windowed(self, g).algorithm(pass, g)
     }

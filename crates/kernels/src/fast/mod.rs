@@ -63,6 +63,12 @@ pub trait Fast {
     /// The kernel of one of these stages.
     fn prepare(&self, pass: Pass, geometry: &Geometry) -> Box<dyn Kernel>;
 
+    /// Outputs that are cut along height and width at multiples of this are computed alone with the bits they have together,
+    /// and from what their windows read alone.
+    fn grain(&self, _geometry: &Geometry) -> usize {
+        1
+    }
+
     /// Which of several ways a pass is computed.
     fn algorithm(&self, _pass: Pass, _geometry: &Geometry) -> Option<&'static str> {
         None

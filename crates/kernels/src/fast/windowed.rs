@@ -358,6 +358,14 @@ impl Fast for Windowed {
         }
     }
 
+    fn grain(&self, g: &Geometry) -> usize {
+        match self.winograd(g, g.output.shape) {
+            Some(Size::Four) => 4,
+            Some(Size::Two) => 2,
+            None => 1,
+        }
+    }
+
     fn algorithm(&self, pass: Pass, g: &Geometry) -> Option<&'static str> {
         let winograd = match pass {
             Pass::Forward | Pass::WeightGradient(0) => self.winograd(g, g.output.shape),
