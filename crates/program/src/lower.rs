@@ -251,19 +251,21 @@ impl<'a> Builder<'a> {
     fn layer_forward(&mut self, l: LayerId, geometry: &Arc<Geometry>) {
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let stages = twin.forward(geometry);
-        let whole = stages.iter().any(|s| !s.makes.is_empty() && !matches!(s.pass, Pass::Transform(_)));
-        let pieces = if whole { vec![geometry.region] } else { self.pieces(l, geometry) };
+        let pieces = if keeps(&stages) { vec![geometry.region] } else { self.pieces(l, geometry) };
         if pieces.len() == 1 {
             return self.stages(Subject::Layer(l), stages, geometry);
         }
         for (number, region) in pieces.into_iter().enumerate() {
-            self.piece = number;
-            let geometry = Arc::new(Geometry { region, ..Geometry::clone(geometry) });
-            let mut stages = twin.forward(&geometry);
-            // What depends on parameters alone is the same for all pieces.
-            stages.retain(|s| number == 0 || !s.reads.iter().all(|o| matches!(o, Operand::Parameter(_))));
-            self.stages(Subject::Layer(l), stages, &geometry);
+            let piece = Geometry { region, ..Geometry::clone(geometry) };
+            self.write_piece(l, number, twin.forward(&piece), piece);
         }
+    }
+
+    /// Writes down one piece of a layer. What depends on parameters alone is the same for all pieces.
+    fn write_piece(&mut self, l: LayerId, number: usize, mut stages: Vec<Stage>, geometry: Geometry) {
+        stages.retain(|s| number == 0 || !s.reads.iter().all(|o| matches!(o, Operand::Parameter(_))));
+        self.piece = number;
+        self.stages(Subject::Layer(l), stages, &Arc::new(geometry));
         self.piece = 0;
     }
 
@@ -718,9 +720,25 @@ impl<'a> Builder<'a> {
                 }
             }
         }
-        let geometry = Arc::new(geometry);
-        let stages = fast::twin(&self.network.layers[l.0].kind).backward(&geometry);
-        self.stages(Subject::Layer(l), stages, &geometry);
+        let twin = fast::twin(&self.network.layers[l.0].kind);
+        let stages = twin.backward(&geometry);
+        let pieces = if keeps(&stages) { vec![] } else { self.gradient_pieces(l, &geometry) };
+        if pieces.is_empty() {
+            return self.stages(Subject::Layer(l), stages, &Arc::new(geometry));
+        }
+        // What others wait for first, what nobody waits for last; weight gradients, which are not cut, in between.
+        let weights = Geometry { input_gradients: vec![None], ..geometry.clone() };
+        let weight_stages = twin.backward(&weights);
+        let (before, last, weights) = (weight_stages.len(), pieces.len() - 1, Arc::new(weights));
+        for (number, region) in pieces.into_iter().enumerate() {
+            if number == last {
+                self.stages(Subject::Layer(l), weight_stages.clone(), &weights);
+            }
+            let gradient = geometry.input_gradients[0].clone().map(|(layout, _)| (layout, region));
+            let piece = Geometry { input_gradients: vec![gradient], ..geometry.clone() };
+            let stages = twin.backward(&piece).split_off(before);
+            self.write_piece(l, number, stages, piece);
+        }
     }
 
     /// Sums a layer's parameter gradients over ranks and lets the optimizer have them.
@@ -823,6 +841,11 @@ fn or_no_samples(region: Region, (start, end): (isize, isize), shape: Shape) -> 
 /// Only the owner's holding stores what is owned.
 fn own_or_nothing(holding: usize, own: Region) -> Region {
     if holding == 0 { own } else { Region::EMPTY }
+}
+
+/// Whether stages make sums over samples, or keep something for later passes: then they are not cut into pieces.
+fn keeps(stages: &[Stage]) -> bool {
+    stages.iter().any(|s| !s.makes.is_empty() && !matches!(s.pass, Pass::Transform(_)))
 }
 
 /// Whether a stage reads or writes activations or their gradients.

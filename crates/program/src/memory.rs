@@ -37,8 +37,8 @@ impl MemoryPlan {
         let mut offsets: Vec<Option<usize>> = vec![None; program.buffers.len()];
         let in_step = |b: usize| program.buffers[b].home == Home::Step && !uses[b].ops.is_empty();
         let size = |b: usize| program.buffers[b].bytes.next_multiple_of(ALIGN);
-        let kept = kept_longer(program, &uses);
-        let last = |b: usize| if to_the_end.contains(&b) { usize::MAX } else { uses[b].last.max(kept[b]) };
+        let spans = spans(program, &uses);
+        let last = |b: usize| if to_the_end.contains(&b) { usize::MAX } else { spans[b].1 };
         // Large buffers first, each at the lowest place that is free while it is used.
         let mut order: Vec<usize> = (0..program.buffers.len()).filter(|&b| in_step(b)).collect();
         order.sort_by_key(|&b| (std::cmp::Reverse(size(b)), uses[b].first, b));
@@ -48,7 +48,7 @@ impl MemoryPlan {
             // Placed buffers in use at the same time, by offset.
             let mut offset = 0;
             for &(start, end, other) in &placed {
-                let together = uses[b].first <= last(other) && uses[other].first <= last(b);
+                let together = spans[b].0 <= last(other) && spans[other].0 <= last(b);
                 if together {
                     if start >= offset + size(b) {
                         break;
@@ -102,20 +102,26 @@ impl MemoryPlan {
     }
 }
 
-/// By buffer: the op until which its bytes are not given away, if that is later than its last use. Those of a message stay its
-/// own until what waited for it is done: what did not wait may run meanwhile, and must not be made to wait by sharing bytes.
-fn kept_longer(program: &Program, uses: &[Use]) -> Vec<usize> {
-    let mut kept = vec![0; program.buffers.len()];
-    let messages: HashMap<usize, usize> = (0..program.buffers.len())
-        .filter(|&b| program.buffers[b].what == What::Message && !uses[b].ops.is_empty())
-        .map(|b| (uses[b].last, b))
-        .collect();
+/// By buffer: the ops between which its bytes are its own. Longer than it is used for messages: those that leave have theirs from
+/// when they could be filled, those that arrive until what waited for them is done. Otherwise ops that have nothing to do with a
+/// message would be made to wait for it, or it for them, by sharing bytes.
+fn spans(program: &Program, uses: &[Use]) -> Vec<(usize, usize)> {
+    let mut spans: Vec<(usize, usize)> = uses.iter().map(|u| (u.first, u.last)).collect();
+    let messages = (0..program.buffers.len()).filter(|&b| program.buffers[b].what == What::Message);
+    let mut read_by: HashMap<usize, usize> = HashMap::new();
+    for b in messages.filter(|&b| !uses[b].ops.is_empty()) {
+        let filling = &program.ops[uses[b].first];
+        if !filling.communicates() {
+            spans[b].0 = filling.after.iter().map(|before| before.0 + 1).max().unwrap_or(0);
+        }
+        read_by.insert(uses[b].last, b);
+    }
     for (i, op) in program.ops.iter().enumerate() {
-        for message in op.after.iter().filter_map(|before| messages.get(&before.0)) {
-            kept[*message] = i;
+        for message in op.after.iter().filter_map(|before| read_by.get(&before.0)) {
+            spans[*message].1 = spans[*message].1.max(i);
         }
     }
-    kept
+    spans
 }
 
 fn uses(program: &Program) -> Vec<Use> {

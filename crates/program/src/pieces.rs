@@ -28,6 +28,21 @@ impl Builder<'_> {
         }
         [vec![interior], outside(&geometry.region, &interior)].concat()
     }
+
+    /// The part of a layer's input gradient that goes to others, in boxes, then the rest; nothing where it is not cut.
+    pub fn gradient_pieces(&self, l: LayerId, geometry: &Geometry) -> Vec<Region> {
+        let (&[input], [Some((_, region))]) = (&self.network.layers[l.0].inputs[..], &geometry.input_gradients[..])
+        else {
+            return vec![];
+        };
+        let (_, holding) = self.holding_of(input, l, 0);
+        let leaves = holding.exchange.transfers.iter().filter(|t| t.target == self.rank && t.source != self.rank);
+        let stays = leaves.fold(*region, |stays, t| without(&stays, &t.region.shifted(t.shift), 1));
+        if stays.is_empty() || stays == *region {
+            return vec![];
+        }
+        [outside(region, &stays), vec![stays]].concat()
+    }
 }
 
 /// The largest part of a region that keeps clear of another, cut along one axis at a multiple of the grain.
@@ -127,6 +142,25 @@ mod tests {
                         layer.name,
                         program.rank
                     );
+                }
+            }
+            // And of every gradient that goes back to others, some part is computed after it has left, or may be.
+            for program in programs(net, strategy, ranks, winograd) {
+                let ancestors = program.ancestors();
+                let what = |b: crate::BufferId| program.buffers[b.0].what;
+                for (o, op) in program.ops.iter().enumerate() {
+                    let Action::Copy { source, target, .. } = &op.action else { continue };
+                    let (What::Gradient(tensor, 0), What::Message) = (what(*source), what(*target)) else { continue };
+                    let fills = |op: &crate::Op| match &op.action {
+                        Action::Compute { stage, operands, .. } => {
+                            matches!(stage.pass, Pass::InputGradient(_))
+                                && operands.iter().any(|(_, b)| what(*b) == What::Gradient(tensor, 0))
+                                && op.accesses.iter().any(|a| a.writes && a.buffer == *source)
+                        }
+                        _ => false,
+                    };
+                    let later = (0..program.ops.len()).any(|i| fills(&program.ops[i]) && !ancestors[o].get(i));
+                    assert!(later, "{} under {strategy}: op {o} of {} waits for all", net.name, program.rank);
                 }
             }
             assert!(with_halo >= 2 * ranks, "{} under {strategy}: {with_halo} halos", net.name);
