@@ -12,7 +12,7 @@
 use crate::cost::{Ask, ask};
 use convoy_kernels::{Mode, Pass};
 use convoy_net::{LayerId, Network};
-use convoy_program::{Access, Action, BufferId, MemoryPlan, Op, Part, Program, Subject, What};
+use convoy_program::{Access, Action, BufferId, MemoryPlan, Op, OpId, Part, Program, Subject, What};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Why a message travels.
@@ -355,6 +355,10 @@ pub fn memory_bytes(program: &Program, workers: usize, ranks: impl Fn(&SumKey) -
         }
     }
     if changed {
+        // As it was before memory was planned: without waits for bytes that buffers share.
+        let needs = |op: &Op| op.after.iter().copied().filter(|b| conflict(&program.ops[b.0], op)).collect();
+        let after: Vec<Vec<OpId>> = program.ops.iter().map(needs).collect();
+        program.ops.iter_mut().zip(after).for_each(|(op, after)| op.after = after);
         let results = match program.mode {
             Mode::Train => vec![program.measured.0],
             Mode::Evaluate => vec![program.measured.0, program.output.0],
