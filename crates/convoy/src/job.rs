@@ -85,6 +85,8 @@ pub struct ParallelFields {
     /// Threads of each rank.
     pub threads: Option<usize>,
     pub strategy: String,
+    /// Of each rank, such as `3GiB`.
+    pub memory: Option<String>,
     /// Seconds.
     pub deadline: u64,
 }

@@ -7,13 +7,13 @@ use crate::auto;
 use crate::error::{Error, Errors, TargetShapes};
 use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
-use crate::words::{Sizes, bytes};
+use crate::words::{Sizes, bytes, count, size};
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Kind, Loss, Network, Shape};
 use convoy_split::Strategy;
 use convoy_train::data::{self, Augment, DataError, DataSpec, Dataset, Invented, Normalise, OpenOptions, Split};
 use convoy_train::state::wanted;
-use convoy_train::{Weights, fit, safetensors};
+use convoy_train::{Setup, Weights, fit, safetensors};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -86,8 +86,39 @@ impl Ready {
     /// Bytes that each rank will hold; an error where they are more than can be had.
     pub fn planned_bytes(&self) -> Result<Vec<u64>, Error> {
         let planned = self.setup()?.planned_bytes()?;
+        self.check_budget(&planned)?;
         check_memory(self.job.train.batch, planned.iter().sum())?;
         Ok(planned)
+    }
+
+    /// Whether every rank keeps to the memory it was given; where not, what would.
+    fn check_budget(&self, planned: &[u64]) -> Result<(), Error> {
+        let Some(text) = &self.job.parallel.memory else { return Ok(()) };
+        let budget = size(text).map_err(|flaw| Error::at("parallel.memory", flaw))?;
+        let most = |planned: &[u64]| planned.iter().copied().max().unwrap_or(0);
+        if most(planned) as f64 <= budget {
+            return Ok(());
+        }
+        let shapes = self.network.shapes(self.job.train.batch)?;
+        let mut fits = None;
+        for (ranks, words) in [2, 4, 8, 16].into_iter().flat_map(|ranks| [(ranks, "data"), (ranks, "spatial")]) {
+            let Ok(strategy) = Strategy::parse(words, ranks, &self.network, &shapes) else { continue };
+            let setup = Setup { strategy, ..self.setup()? };
+            let most = most(&setup.planned_bytes()?);
+            if most as f64 <= budget {
+                fits = Some(format!("--ranks {ranks} --strategy {words} needs {} a rank", bytes(most)));
+                break;
+            }
+        }
+        let help = fits.unwrap_or("a smaller batch, or more ranks that share samples".into());
+        let flaw = format!(
+            "a rank needs {} under {} on {}, {} is allowed\n  help: {help}",
+            bytes(most(planned)),
+            self.strategy.name,
+            count(self.strategy.ranks as u64, "rank"),
+            bytes(budget as u64)
+        );
+        Err(Error::at("parallel.memory", flaw))
     }
 
     /// A digest of all that decides the result: what a resumed run must have in common with the one it goes on with.

@@ -29,6 +29,16 @@ pub fn bytes(number: u64) -> String {
     format!("{amount:.1} {}", units[unit])
 }
 
+/// The bytes of a text such as `3GiB`, `500MB` or `1e9`.
+pub fn size(text: &str) -> Result<f64, String> {
+    let units =
+        [("KiB", 1024.0), ("MiB", 1048576.0), ("GiB", 1073741824.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("", 1.0)];
+    let found = units.iter().find_map(|(unit, factor)| text.strip_suffix(unit).map(|number| (number.trim(), factor)));
+    let number = found.and_then(|(number, factor)| number.parse::<f64>().ok().map(|n| n * factor));
+    let flaw = || format!("\"{text}\" is not a size\n  help: such as 3GiB, 500MB or 1e9");
+    number.filter(|n| n.is_finite() && *n > 0.0).ok_or_else(flaw)
+}
+
 /// A share in percent.
 pub fn percent(share: f64) -> String {
     format!("{:.2} %", 100.0 * share)
@@ -78,6 +88,15 @@ impl fmt::Display for Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(size("3GiB").unwrap(), 3221225472.0);
+        assert_eq!((size("1.5 MB").unwrap(), size("1e9").unwrap()), (1.5e6, 1e9));
+        for bad in ["", "many", "-3GiB", "3 apples", "nan"] {
+            assert!(size(bad).unwrap_err().contains("is not a size"), "{bad}");
+        }
+    }
 
     #[test]
     fn numbers_read_well() {

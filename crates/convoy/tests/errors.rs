@@ -396,3 +396,18 @@ fn runs_that_cannot_go_on() {
     let ran = place.run("eval");
     assert_eq!((ran.code, ran.err.lines().next()), (Some(2), Some("error: which network?")));
 }
+
+#[test]
+fn a_budget_that_one_rank_cannot_keep_is_refused_with_what_would_fit() {
+    let place = Place::new();
+    let words = "train --model unet --data synthetic:1x128x128:8 --batch 1 --steps 1 --threads 1 --optimizer sgd";
+    let said = place.bad(&format!("{words} --memory 430MiB"));
+    assert!(said.starts_with("error: --memory: a rank needs "), "{said}");
+    assert!(said.contains(" under data:1 on 1 rank, 430.0 MiB is allowed\n  help: --ranks "), "{said}");
+    assert!(place.runs().is_empty());
+    check(
+        &place,
+        &format!("{words} --memory much"),
+        "error: --memory: \"much\" is not a size\n  help: such as 3GiB, 500MB or 1e9",
+    );
+}

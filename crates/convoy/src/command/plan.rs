@@ -4,7 +4,7 @@ use super::question::{Asked, arguments};
 use super::simulate::small_seconds;
 use super::{json_argument, path, path_argument, say};
 use crate::error::{Error, Errors};
-use crate::words::{bytes, grouped, seconds, table};
+use crate::words::{bytes, grouped, seconds, size, table};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
 use convoy_plan::{Candidate, Goal, Plan};
@@ -39,7 +39,10 @@ pub fn definition() -> Command {
 
 pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let asked = Asked::new(matches)?;
-    let memory = matches.get_one::<String>("memory").map(|text| size(text)).transpose()?;
+    let memory = matches
+        .get_one::<String>("memory")
+        .map(|text| size(text).map_err(|flaw| Error::flag("memory", flaw)))
+        .transpose()?;
     let goal = match matches.get_one::<String>("goal").map(String::as_str) {
         Some("memory") => Goal::Memory,
         Some("cost") => Goal::Cost,
@@ -158,28 +161,4 @@ fn file(asked: &Asked, chosen: &Candidate) -> Value {
         "memory_bytes": chosen.estimate.memory_bytes,
         "layers": layers.collect::<Vec<_>>(),
     })
-}
-
-/// `3GiB`, `500MB`, `1e9`.
-fn size(text: &str) -> Result<f64, Error> {
-    let units =
-        [("KiB", 1024.0), ("MiB", 1048576.0), ("GiB", 1073741824.0), ("KB", 1e3), ("MB", 1e6), ("GB", 1e9), ("", 1.0)];
-    let found = units.iter().find_map(|(unit, factor)| text.strip_suffix(unit).map(|number| (number.trim(), factor)));
-    let number = found.and_then(|(number, factor)| number.parse::<f64>().ok().map(|n| n * factor));
-    let flaw = || format!("\"{text}\" is not a size\n  help: such as 3GiB, 500MB or 1e9");
-    number.filter(|n| n.is_finite() && *n > 0.0).ok_or_else(|| Error::flag("memory", flaw()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(size("3GiB").unwrap(), 3221225472.0);
-        assert_eq!((size("1.5 MB").unwrap(), size("1e9").unwrap()), (1.5e6, 1e9));
-        for bad in ["", "many", "-3GiB", "3 apples", "nan"] {
-            assert!(size(bad).unwrap_err().to_string().contains("is not a size"), "{bad}");
-        }
-    }
 }
