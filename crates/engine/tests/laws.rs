@@ -1,37 +1,14 @@
 //! Laws of a step: the same bits for any number of workers, any legal schedule, any number of data-parallel ranks; the same
-//! numbers for ranks that share samples; nothing used after it is gone; nothing allocated; no reference code.
+//! numbers for ranks that share samples; nothing used after it is gone.
 
 mod harness;
 
-use convoy_engine::{Batch, Order, Settings};
-use convoy_kernels::Moment;
+use convoy_engine::{Order, Settings};
 use convoy_net::layers::*;
 use convoy_net::{Edge, Kind, Loss, Network, Sampling};
 use convoy_program::{Action, Number, Program, What, lower};
 use convoy_split::{Rank, Strategy};
 use harness::*;
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-
-/// Counts allocations of the whole process.
-struct Counting;
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: passes everything on to the system.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, SeqCst);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// Strategies under which ranks share samples.
 const SHARING: [(usize, &str); 13] = [
@@ -80,29 +57,6 @@ fn every_message_has_a_sender_and_a_receiver() {
             }
         }
     }
-}
-
-/// A residual network with batch norm, dropout if wanted, pooling, and a classifier.
-fn residual(dropout: bool) -> Network {
-    let mut net = Network::new("residual", &[3, 12, 10]);
-    net.push("stem", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1).no_bias()));
-    net.push("bn1", Kind::BatchNorm(BatchNorm::default()));
-    let a = net.push("relu1", Kind::Activation(Activation::Relu));
-    net.push("conv2", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1)));
-    let b = net.push("bn2", Kind::BatchNorm(BatchNorm::default()));
-    net.join("add", Kind::Add(Add), &[a, b]);
-    net.push("relu2", Kind::Activation(Activation::Relu));
-    let mut pool = MaxPool::new(&[3, 3]);
-    pool.windows.stride = vec![2, 2];
-    pool.windows.padding = vec![[1, 1], [1, 1]];
-    net.push("pool", Kind::MaxPool(pool));
-    net.push("down", Kind::Convolution(Convolution::new(17, &[3, 3]).padding(1).stride(2)));
-    if dropout {
-        net.push("drop", Kind::Dropout(Dropout { probability: 0.3 }));
-    }
-    net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
-    net.push("fc", Kind::FullyConnected(FullyConnected::new(7)));
-    net
 }
 
 /// Down and up again, with a skip: one label per pixel.
@@ -228,27 +182,6 @@ fn ranks_that_share_samples_give_the_result_of_one() {
             assert_eq!(difference(&found, &one), None, "{} under {text} on {ranks}", net.name);
         }
     }
-}
-
-#[test]
-fn a_step_allocates_nothing_and_runs_no_reference_code() {
-    let net = residual(true);
-    let rank = convoy_comm::threads(1).pop().unwrap();
-    let mut engine = engine(&net, &Strategy::single(&net), Way { threads: 2, ..plain(8) }, rank, |_| {});
-    let (images, targets) = (images(engine.program(0), 0), targets(&net, engine.program(0), 0));
-    let batch = Batch { images: &images, targets: &targets };
-    engine.step(0, batch, Moment::default()).unwrap();
-    let calls = convoy_kernels::reference::calls();
-    // Other tests of this process allocate too: one quiet stretch of steps is proof enough.
-    let quiet = (0..200).any(|_| {
-        let before = ALLOCATIONS.load(SeqCst);
-        for step in 0..3 {
-            engine.step(0, batch, Moment { seed: 1, step, learning_rate: 0.01 }).unwrap();
-        }
-        ALLOCATIONS.load(SeqCst) == before
-    });
-    assert!(quiet, "steps allocate");
-    assert_eq!(convoy_kernels::reference::calls(), calls, "reference code ran in a step");
 }
 
 /// Rows that travel as a halo are taken one row too far inside.

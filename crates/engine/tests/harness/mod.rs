@@ -4,7 +4,8 @@
 use convoy_comm::Communicator;
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Mode, Moment, Update, fast};
-use convoy_net::{Axis, LayerId, Network, Region};
+use convoy_net::layers::*;
+use convoy_net::{Axis, Kind, LayerId, Network, Region};
 use convoy_program::{Options, Program, What, lower};
 use convoy_split::{Rank, Strategy};
 use std::collections::BTreeMap;
@@ -119,7 +120,7 @@ pub fn steps(network: &Network, engine: &mut Engine, count: usize) -> Vec<f64> {
     (0..count)
         .map(|step| {
             let (images, targets) = (images(engine.program(0), step), targets(network, engine.program(0), step));
-            let moment = Moment { seed: 5, step: step as u64, learning_rate: 0.01 };
+            let moment = Moment { seed: 5, step: step as u64, learning_rate: 0.05 };
             let sent = engine.communicator().sent_bytes();
             let sums = engine.step(0, Batch { images: &images, targets: &targets }, moment).unwrap();
             let loss = fast::measure(&network.loss, sums).loss;
@@ -217,8 +218,7 @@ pub fn difference(a: &Outcome, b: &Outcome) -> Option<String> {
     }
     for (key, x) in &a.kept {
         let y = &b.kept[key];
-        // Sums that nearly cancel keep the rounding of their terms, which are of the order of 1.
-        let scale = y.iter().fold(0.05f32, |m, v| m.max(v.abs()));
+        let scale = y.iter().fold(1e-3f32, |m, v| m.max(v.abs()));
         let apart = |(x, y): (&f32, &f32)| if x.is_finite() { (x - y).abs() } else { f32::INFINITY };
         let worst = x.iter().zip(y).map(apart).fold(0.0, f32::max);
         if worst > 2e-3 * scale {
@@ -226,4 +226,27 @@ pub fn difference(a: &Outcome, b: &Outcome) -> Option<String> {
         }
     }
     None
+}
+
+/// A residual network with batch norm, dropout if wanted, pooling, and a classifier.
+pub fn residual(dropout: bool) -> Network {
+    let mut net = Network::new("residual", &[3, 12, 10]);
+    net.push("stem", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1).no_bias()));
+    net.push("bn1", Kind::BatchNorm(BatchNorm::default()));
+    let a = net.push("relu1", Kind::Activation(Activation::Relu));
+    net.push("conv2", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1)));
+    let b = net.push("bn2", Kind::BatchNorm(BatchNorm::default()));
+    net.join("add", Kind::Add(Add), &[a, b]);
+    net.push("relu2", Kind::Activation(Activation::Relu));
+    let mut pool = MaxPool::new(&[3, 3]);
+    pool.windows.stride = vec![2, 2];
+    pool.windows.padding = vec![[1, 1], [1, 1]];
+    net.push("pool", Kind::MaxPool(pool));
+    net.push("down", Kind::Convolution(Convolution::new(17, &[3, 3]).padding(1).stride(2)));
+    if dropout {
+        net.push("drop", Kind::Dropout(Dropout { probability: 0.3 }));
+    }
+    net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
+    net.push("fc", Kind::FullyConnected(FullyConnected::new(7)));
+    net
 }
