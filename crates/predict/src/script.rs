@@ -15,15 +15,6 @@ use convoy_net::{LayerId, Network};
 use convoy_program::{Access, Action, BufferId, MemoryPlan, Op, OpId, Part, Program, Subject, What};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Why a message travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Carries {
-    /// Margins of a tensor that is where it is needed, or their gradients.
-    Halo,
-    /// A tensor, or its gradient, to ranks that need other samples or channels than they own.
-    Redistribution,
-}
-
 /// The kind of work of an entry, as people tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PassGroup {
@@ -50,13 +41,11 @@ pub enum Doing {
         to: usize,
         tag: u64,
         bytes: usize,
-        carries: Carries,
     },
     Receive {
         from: usize,
         tag: u64,
         bytes: usize,
-        carries: Carries,
     },
     /// `adds` where this rank has a part of it.
     Sum {
@@ -93,11 +82,9 @@ fn is_tensor(what: What) -> bool {
     what == What::Message || tensor_of(what).is_some()
 }
 
-fn tensor_of(what: What) -> Option<(LayerId, usize)> {
+fn tensor_of(what: What) -> Option<LayerId> {
     match what {
-        What::Tensor(l, k) | What::Gradient(l, k) => Some((l, k)),
-        // What ranks add up together is on no rank where it is needed.
-        What::PartialTensor(l) | What::PartialGradient(l) => Some((l, 1)),
+        What::Tensor(l, _) | What::Gradient(l, _) | What::PartialTensor(l) | What::PartialGradient(l) => Some(l),
         _ => None,
     }
 }
@@ -200,13 +187,9 @@ fn entry(
     program: &Program,
     network: &Network,
     sum: Option<&SumOver>,
-    tensors: &HashMap<BufferId, (LayerId, usize)>,
+    tensors: &HashMap<BufferId, LayerId>,
 ) -> Entry {
     let what = |part: &Part| tensor_of(program.buffers[part.buffer.0].what).or(tensors.get(&part.buffer).copied());
-    let carries = |part: &Part| match what(part) {
-        Some((_, k)) if k > 0 => Carries::Redistribution,
-        _ => Carries::Halo,
-    };
     let name = program.describe(op, network);
     let (name, layer, doing) = match (&op.action, sum) {
         (_, Some(s)) => {
@@ -216,14 +199,12 @@ fn entry(
             (format!("sum over ranks for {of}"), layer, doing)
         }
         (Action::Send { from, to, tag }, _) => {
-            let doing = Doing::Send { to: to.0, tag: *tag, bytes: from.bytes.len(), carries: carries(from) };
-            (name, what(from).map(|t| t.0), doing)
+            let doing = Doing::Send { to: to.0, tag: *tag, bytes: from.bytes.len() };
+            (name, what(from), doing)
         }
-        (Action::Receive { into, from, tag }, _) => (
-            name,
-            what(into).map(|t| t.0),
-            Doing::Receive { from: from.0, tag: *tag, bytes: into.bytes.len(), carries: carries(into) },
-        ),
+        (Action::Receive { into, from, tag }, _) => {
+            (name, what(into), Doing::Receive { from: from.0, tag: *tag, bytes: into.bytes.len() })
+        }
         (action, _) => {
             let layer = match action {
                 Action::Compute { subject, .. } => subject_layer(*subject),
@@ -252,8 +233,8 @@ fn part(action: &Action) -> PassGroup {
     }
 }
 
-/// The tensor that a message was taken from or goes to, of the two the one that is not the owner's.
-fn message_tensors(program: &Program) -> HashMap<BufferId, (LayerId, usize)> {
+/// The tensor that a message was taken from or goes to.
+fn message_tensors(program: &Program) -> HashMap<BufferId, LayerId> {
     let mut tensors = HashMap::new();
     for op in &program.ops {
         if let Action::Copy { source, target, .. } = &op.action {

@@ -15,10 +15,10 @@ use crate::error::Error;
 use crate::estimate::{Estimate, Event, LayerTimes, Phases};
 use crate::fold::{Folded, Folding, fold};
 use crate::machine::{Machine, Seat};
-use crate::script::{Carries, Doing, Script, SumKey, memory_bytes};
+use crate::script::{Doing, Script, SumKey, memory_bytes};
 use crate::sum::{Collectives, Sum};
 use convoy_net::{LayerId, Network};
-use convoy_program::{Options, Program, lower};
+use convoy_program::{Options, Program, Purpose, lower};
 use convoy_split::{Rank, Strategy};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
@@ -63,8 +63,7 @@ pub fn simulate(question: &Question, keep_events: bool) -> Result<Simulation, Er
     for rank in 0..folded.period {
         programs.push(lower(question.network, &folded.strategy, Rank(rank), &folded.options)?);
     }
-    let mut scripts: Vec<Script> = programs.iter().map(|p| Script::of(p, question.network)).collect();
-    agree(&mut scripts);
+    let scripts: Vec<Script> = programs.iter().map(|p| Script::of(p, question.network)).collect();
     let outside = |entry: &crate::script::Entry| match &entry.doing {
         Doing::Send { to: peer, .. } | Doing::Receive { from: peer, .. } => *peer >= folded.period,
         _ => false,
@@ -76,27 +75,6 @@ pub fn simulate(question: &Question, keep_events: bool) -> Result<Simulation, Er
     let mut play = Play::new(&scene, keep_events);
     play.run();
     Ok(play.result(memory))
-}
-
-/// Of the two ends of a message only one may know that it is more than a halo: the one that does not own the tensor.
-fn agree(scripts: &mut [Script]) {
-    let mut gathers: BTreeSet<(usize, usize, u64)> = BTreeSet::new();
-    for (position, script) in scripts.iter().enumerate() {
-        for entry in &script.entries {
-            if let Doing::Receive { from, tag, carries: Carries::Redistribution, .. } = &entry.doing {
-                gathers.insert((*from, position, *tag));
-            }
-        }
-    }
-    for (position, script) in scripts.iter_mut().enumerate() {
-        for entry in &mut script.entries {
-            if let Doing::Send { to, tag, carries, .. } = &mut entry.doing
-                && gathers.contains(&(position, *to, *tag))
-            {
-                *carries = Carries::Redistribution;
-            }
-        }
-    }
 }
 
 /// A sum over some ranks of one group, or over the same ranks of all groups.
@@ -384,7 +362,7 @@ impl<'a> Play<'a> {
         Play {
             followers: followers.collect(),
             receivers: receivers.collect(),
-            moves: scene.scripts.iter().enumerate().map(|(position, script)| moves(position, script, scene)).collect(),
+            moves: scene.scripts.iter().map(moves).collect(),
             states: states.collect(),
             queue: BinaryHeap::new(),
             free_cores,
@@ -624,14 +602,14 @@ impl<'a> Play<'a> {
         let scene = self.scene;
         let who = scene.actors[actor];
         let what = &scene.scripts[who.position].entries[entry];
-        let Doing::Send { to, tag, bytes, carries } = &what.doing else { unreachable!("bug: not a send") };
+        let Doing::Send { to, tag, bytes } = &what.doing else { unreachable!("bug: not a send") };
         let peer = self.peer(actor, *to);
         let receive = self.receivers[*to].get(&(who.position, *tag));
         let receive = *receive.expect("bug: a message that nobody receives");
         self.book(peer);
-        match carries {
-            Carries::Halo => self.states[peer].halos += 1,
-            Carries::Redistribution => self.states[peer].redistributions += 1,
+        match Purpose::of(*tag) {
+            Purpose::Redistribution => self.states[peer].redistributions += 1,
+            _ => self.states[peer].halos += 1,
         }
         self.states[peer].sent_at[receive] = self.now;
         if let Some(times) = self.layer(actor, what.layer) {
@@ -796,27 +774,15 @@ impl<'a> Play<'a> {
     }
 }
 
-/// By entry: the phase of what moves bytes. Only one end of a message knows why it travels.
-fn moves(position: usize, script: &Script, scene: &Scene) -> Vec<Option<usize>> {
-    let phase = |carries: Carries| match carries {
-        Carries::Halo => HALO,
-        Carries::Redistribution => REDISTRIBUTION,
-    };
-    let mut sent: HashMap<(usize, u64), Carries> = HashMap::new();
-    for (from, script) in scene.scripts.iter().enumerate() {
-        for entry in &script.entries {
-            if let Doing::Send { to, tag, carries, .. } = &entry.doing
-                && *to == position
-            {
-                sent.insert((from, *tag), *carries);
-            }
-        }
-    }
+/// By entry: the phase of what moves bytes.
+fn moves(script: &Script) -> Vec<Option<usize>> {
     let entries = script.entries.iter().map(|entry| match &entry.doing {
         Doing::Compute { .. } => None,
         Doing::Sum { .. } => Some(REDUCTION),
-        Doing::Send { carries, .. } => Some(phase(*carries)),
-        Doing::Receive { from, tag, .. } => sent.get(&(*from, *tag)).map(|carries| phase(*carries)),
+        Doing::Send { tag, .. } | Doing::Receive { tag, .. } => Some(match Purpose::of(*tag) {
+            Purpose::Redistribution => REDISTRIBUTION,
+            _ => HALO,
+        }),
     });
     entries.collect()
 }

@@ -19,4 +19,4 @@ mod reduce;
 
 pub use lower::{Options, lower};
 pub use memory::MemoryPlan;
-pub use program::{Access, Action, Buffer, BufferId, Home, Number, Op, OpId, Part, Program, Subject, What};
+pub use program::{Access, Action, Buffer, BufferId, Home, Number, Op, OpId, Part, Program, Purpose, Subject, What};

@@ -451,8 +451,10 @@ impl<'a> Builder<'a> {
     /// Moves regions from the holding `from` of the sources to `to` of the targets.
     fn exchange(&mut self, exchange: &Exchange, from: What, to: What, add: bool, subject: u64) {
         let me = self.rank;
+        let near = |what: What| matches!(what, What::Tensor(_, 0) | What::Gradient(_, 0));
+        let purpose = if near(from) && near(to) { Purpose::Halo } else { Purpose::Redistribution };
+        let tag = |i: usize| purpose.tag() | (add as u64) << 56 | subject << 20 | i as u64;
         for (i, t) in exchange.transfers.iter().enumerate() {
-            let tag = 2 << 60 | (add as u64) << 56 | subject << 20 | i as u64;
             if t.source == me && t.target == me {
                 let (source, target) = (self.found[&from], self.found[&to]);
                 self.push(Action::Copy { source, target, region: t.region, shift: t.shift, add });
@@ -465,14 +467,13 @@ impl<'a> Builder<'a> {
                     shift: [0; 5],
                     add: false,
                 });
-                self.send(part, t.target, tag);
+                self.send(part, t.target, tag(i));
             }
         }
         for (i, t) in exchange.transfers.iter().enumerate() {
-            let tag = 2 << 60 | (add as u64) << 56 | subject << 20 | i as u64;
             if t.target == me && t.source != me {
                 let (message, part) = self.message(self.found[&to], t.region);
-                self.receive(part, t.source, tag);
+                self.receive(part, t.source, tag(i));
                 self.push(Action::Copy {
                     source: message,
                     target: self.found[&to],

@@ -22,6 +22,34 @@ pub struct OpId(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub usize);
 
+/// Why a message travels: its tag's first four bits, as `comm` counts traffic by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Purpose {
+    /// Sums over ranks.
+    Reduction,
+    /// Margins of a tensor that is where it is needed, or their gradients.
+    Halo,
+    /// A tensor, or its gradient, to ranks that need other samples or channels than they own.
+    Redistribution,
+}
+
+impl Purpose {
+    /// What a tag of this purpose starts with.
+    pub const fn tag(self) -> u64 {
+        match self {
+            Purpose::Reduction => 1 << 60,
+            Purpose::Halo => 2 << 60,
+            Purpose::Redistribution => 4 << 60,
+        }
+    }
+
+    /// What a program's tag says.
+    pub fn of(tag: u64) -> Purpose {
+        let all = [Purpose::Reduction, Purpose::Halo, Purpose::Redistribution];
+        all.into_iter().find(|p| p.tag() >> 60 == tag >> 60).expect("bug: a message without a purpose")
+    }
+}
+
 /// Whose computation it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Subject {
@@ -236,6 +264,15 @@ impl Program {
     pub fn sent_bytes(&self) -> usize {
         let sent = |op: &Op| if let Action::Send { from, .. } = &op.action { from.bytes.len() } else { 0 };
         self.ops.iter().map(sent).sum()
+    }
+
+    /// Bytes and messages of one purpose that this rank sends in a step.
+    pub fn sent(&self, purpose: Purpose) -> (usize, usize) {
+        let sends = self.ops.iter().filter_map(|op| match &op.action {
+            Action::Send { from, tag, .. } if Purpose::of(*tag) == purpose => Some(from.bytes.len()),
+            _ => None,
+        });
+        sends.fold((0, 0), |(bytes, messages), len| (bytes + len, messages + 1))
     }
 
     /// Where each element of this rank's share of a layer's parameter lies in kernel order.

@@ -4,7 +4,7 @@
 //! arrival), and sends the result back. The bytes are those of a ring. Ranks without samples send nothing to add.
 
 use crate::lower::Builder;
-use crate::program::{Action, BufferId, Number, Part, What};
+use crate::program::{Action, BufferId, Number, Part, Purpose, What};
 use convoy_split::{Rank, block};
 
 impl Builder<'_> {
@@ -27,7 +27,7 @@ impl Builder<'_> {
         let others: Vec<usize> = (0..ranks).filter(|&q| q != me).collect();
         let staging = self.buffer(What::Parts, mine.len() * (ranks - 1));
         let tag = |phase: u64, reducer: usize, from: usize| {
-            1 << 60 | subject << 24 | phase << 20 | (reducer as u64) << 10 | from as u64
+            Purpose::Reduction.tag() | subject << 24 | phase << 20 | (reducer as u64) << 10 | from as u64
         };
         for &q in &others {
             if has_part[me] {

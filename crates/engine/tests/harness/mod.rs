@@ -1,12 +1,12 @@
 //! Runs networks under strategies and compares what comes out.
 #![allow(dead_code)]
 
-use convoy_comm::Communicator;
+use convoy_comm::{Communicator, Kind};
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Mode, Moment, Update, fast};
 use convoy_net::layers::*;
-use convoy_net::{Axis, Kind, LayerId, Network, Region};
-use convoy_program::{Options, Program, What, lower};
+use convoy_net::{Axis, Kind as Layer, LayerId, Network, Region};
+use convoy_program::{Options, Program, Purpose, What, lower};
 use convoy_split::{Rank, Strategy};
 use std::collections::BTreeMap;
 
@@ -121,11 +121,20 @@ pub fn steps(network: &Network, engine: &mut Engine, count: usize) -> Vec<f64> {
         .map(|step| {
             let (images, targets) = (images(engine.program(0), step), targets(network, engine.program(0), step));
             let moment = Moment { seed: 5, step: step as u64, learning_rate: 0.05 };
-            let sent = engine.communicator().sent_bytes();
+            let kinds = [
+                (Kind::Reduction, Purpose::Reduction),
+                (Kind::Halo, Purpose::Halo),
+                (Kind::Redistribution, Purpose::Redistribution),
+            ];
+            let sent = |engine: &Engine| kinds.map(|(kind, _)| engine.communicator().sent(kind));
+            let before = sent(engine);
             let sums = engine.step(0, Batch { images: &images, targets: &targets }, moment).unwrap();
             let loss = fast::measure(&network.loss, sums).loss;
-            let program = engine.program(0).sent_bytes() as u64;
-            assert_eq!(engine.communicator().sent_bytes() - sent, program, "bytes sent are those of the program");
+            for ((now, before), (kind, purpose)) in sent(engine).into_iter().zip(before).zip(kinds) {
+                let (bytes, messages) = engine.program(0).sent(purpose);
+                let found = (now.bytes - before.bytes, now.messages - before.messages);
+                assert_eq!(found, (bytes as u64, messages as u64), "what is sent is what the program says, {kind:?}");
+            }
             loss
         })
         .collect()
@@ -231,22 +240,22 @@ pub fn difference(a: &Outcome, b: &Outcome) -> Option<String> {
 /// A residual network with batch norm, dropout if wanted, pooling, and a classifier.
 pub fn residual(dropout: bool) -> Network {
     let mut net = Network::new("residual", &[3, 12, 10]);
-    net.push("stem", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1).no_bias()));
-    net.push("bn1", Kind::BatchNorm(BatchNorm::default()));
-    let a = net.push("relu1", Kind::Activation(Activation::Relu));
-    net.push("conv2", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1)));
-    let b = net.push("bn2", Kind::BatchNorm(BatchNorm::default()));
-    net.join("add", Kind::Add(Add), &[a, b]);
-    net.push("relu2", Kind::Activation(Activation::Relu));
+    net.push("stem", Layer::Convolution(Convolution::new(20, &[3, 3]).padding(1).no_bias()));
+    net.push("bn1", Layer::BatchNorm(BatchNorm::default()));
+    let a = net.push("relu1", Layer::Activation(Activation::Relu));
+    net.push("conv2", Layer::Convolution(Convolution::new(20, &[3, 3]).padding(1)));
+    let b = net.push("bn2", Layer::BatchNorm(BatchNorm::default()));
+    net.join("add", Layer::Add(Add), &[a, b]);
+    net.push("relu2", Layer::Activation(Activation::Relu));
     let mut pool = MaxPool::new(&[3, 3]);
     pool.windows.stride = vec![2, 2];
     pool.windows.padding = vec![[1, 1], [1, 1]];
-    net.push("pool", Kind::MaxPool(pool));
-    net.push("down", Kind::Convolution(Convolution::new(17, &[3, 3]).padding(1).stride(2)));
+    net.push("pool", Layer::MaxPool(pool));
+    net.push("down", Layer::Convolution(Convolution::new(17, &[3, 3]).padding(1).stride(2)));
     if dropout {
-        net.push("drop", Kind::Dropout(Dropout { probability: 0.3 }));
+        net.push("drop", Layer::Dropout(Dropout { probability: 0.3 }));
     }
-    net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
-    net.push("fc", Kind::FullyConnected(FullyConnected::new(7)));
+    net.push("mean", Layer::GlobalAveragePool(GlobalAveragePool));
+    net.push("fc", Layer::FullyConnected(FullyConnected::new(7)));
     net
 }
