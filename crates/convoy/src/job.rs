@@ -8,6 +8,7 @@
 
 use crate::error::Error;
 use crate::fields::{TEST_WORDS, WINOGRAD};
+use crate::plan_file;
 use convoy_kernels::Winograd;
 use convoy_net::Loss;
 use convoy_train::data::{Augment, DataSpec, NpyFiles};
@@ -204,6 +205,9 @@ impl Job {
         self.network.file = self.network.file.as_ref().map(whole);
         self.train.weights = self.train.weights.as_ref().map(whole);
         self.run.folder = whole(&self.run.folder);
+        if plan_file::is_one(&self.parallel.strategy) {
+            self.parallel.strategy = whole(&PathBuf::from(&self.parallel.strategy)).to_string_lossy().into_owned();
+        }
         let specs = std::iter::once(&mut self.data.train).chain(match &mut self.data.test {
             TestData::Of(spec) => Some(spec),
             _ => None,

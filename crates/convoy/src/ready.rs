@@ -7,6 +7,7 @@ use crate::auto;
 use crate::error::{Error, Errors, TargetShapes};
 use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
+use crate::plan_file;
 use crate::words::{Sizes, bytes, count, size};
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Kind, Loss, Network, Shape};
@@ -55,7 +56,7 @@ impl Ready {
             _ => None,
         };
         let words = auto.as_ref().map_or(&job.parallel.strategy, |auto| &auto.strategy);
-        let strategy = Strategy::parse(words, ranks, &network, &shapes);
+        let strategy = plan_file::strategy(words, ranks, &network, &shapes);
         let strategy = note(&mut errors, "parallel.strategy", strategy);
         let weights = job.train.weights.as_deref().map(|path| read_weights(path, &network));
         let weights = weights.and_then(|weights| note(&mut errors, "train.weights", weights));

@@ -3,11 +3,11 @@
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::job::{Job, TestData};
+use crate::plan_file;
 use crate::ready::{self, Ready};
 use crate::world::World;
 use convoy_net::Network;
 use convoy_train::{Checkpoint, DamagedCheckpoint, Observer, Outcome, RunFolder, Setup, Start, Weights};
-use serde_json::json;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -64,7 +64,11 @@ impl Run {
         let mut draft = draft_of(&folder)?;
         let before = draft.job()?;
         change(&mut draft);
-        let job = world.fit(&draft.job()?).map_err(|error| draft.located(error.into()))?;
+        let mut job = world.fit(&draft.job()?).map_err(|error| draft.located(error.into()))?;
+        if plan_file::is_one(&job.parallel.strategy) && job.parallel.strategy == before.parallel.strategy {
+            // The folder may have been moved.
+            job.parallel.strategy = folder.path().join(PLAN).to_string_lossy().into_owned();
+        }
         let found = folder.checkpoints(job.run.keep).newest().map_err(Error::from)?;
         // Its weights are in the checkpoint; the file that it once started from may be gone.
         let mut going_on = job.clone();
@@ -92,9 +96,15 @@ impl Run {
             return Ok(());
         }
         self.folder.write_text(NETWORK, &self.ready.network.to_toml())?;
-        self.folder.write_text(PLAN, &plan(&self.ready))?;
+        self.folder.write_text(PLAN, &plan_file::write(&self.ready.network, &self.ready.strategy, None))?;
+        let mut job = self.ready.job.clone();
+        if plan_file::is_one(&job.parallel.strategy) {
+            // The plan as it is now, whatever becomes of the file that it was read from.
+            let path = self.folder.path().join(PLAN);
+            job.parallel.strategy = std::path::absolute(&path).unwrap_or(path).to_string_lossy().into_owned();
+        }
         // Last: a folder with a job is a run.
-        self.folder.write_job(&self.ready.job.to_toml())?;
+        self.folder.write_job(&job.to_toml())?;
         Ok(())
     }
 
@@ -210,17 +220,4 @@ fn changes(before: &Job, now: &Job) -> String {
         1 => format!("{} is", names[0]),
         _ => format!("{} are", names.join(" and ")),
     }
-}
-
-/// The strategy as the run's folder keeps it.
-fn plan(ready: &Ready) -> String {
-    let layers = ready.network.layers.iter().zip(&ready.strategy.placements);
-    let layers: Vec<_> = layers
-        .map(|(layer, placement)| {
-            let ranks: Vec<usize> = placement.ranks.iter().map(|rank| rank.0).collect();
-            json!({ "layer": layer.name, "grid": placement.grid.to_string(), "ranks": ranks })
-        })
-        .collect();
-    let plan = json!({ "strategy": ready.strategy.name, "ranks": ready.strategy.ranks, "layers": layers });
-    serde_json::to_string_pretty(&plan).expect("bug: a plan is JSON") + "\n"
 }

@@ -77,6 +77,65 @@ fn threads_and_repetition_change_no_bit() {
     assert_ne!(one, digest("--seed 2"));
 }
 
+/// A small network like VGG, to be cut in space where images are large, by samples where they are small, and by filters where
+/// weights are many.
+const LIKE_VGG: &str = r#"
+name = "like-vgg"
+input = [3, 16, 16]
+layer = [
+    { name = "conv1", kind = "convolution", filters = 8, kernel = [3, 3], padding = [[1, 1], [1, 1]] },
+    { name = "relu1", kind = "activation", function = "relu" },
+    { name = "pool1", kind = "max-pool", kernel = [2, 2], stride = [2, 2] },
+    { name = "conv2", kind = "convolution", filters = 12, kernel = [3, 3], padding = [[1, 1], [1, 1]] },
+    { name = "pool2", kind = "max-pool", kernel = [2, 2], stride = [2, 2] },
+    { name = "fc1", kind = "fully-connected", outputs = 20 },
+    { name = "relu2", kind = "activation", function = "relu" },
+    { name = "fc2", kind = "fully-connected", outputs = 10 },
+]
+"#;
+
+#[test]
+fn a_plan_that_was_edited_is_trained() {
+    let place = Place::new();
+    place.file("net.toml", LIKE_VGG);
+    let job = "train --network net.toml --data synthetic:3x16x16:64 --batch 8 --steps 6 --test-data none --threads 1";
+    let one = place.json(job);
+    place.good("plan net.toml --batch 8 --ranks 4 --machine cpu-10g --strategy spatial:2x2 --out plan.json");
+    // As it was written: what the words say.
+    let words = place.json(&format!("{job} --ranks 4 --strategy spatial:2x2"));
+    let read = place.json(&format!("{job} --ranks 4 --strategy plan.json"));
+    assert_eq!(read["strategy"], "spatial:2x2");
+    assert_eq!(read["weights_digest"], words["weights_digest"]);
+    assert_eq!(read["bytes_sent"], words["bytes_sent"]);
+    // Spatial early, data in the middle, filters for the first fully connected layer.
+    let mut plan: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(place.path().join("plan.json")).unwrap()).unwrap();
+    for row in plan["layers"].as_array_mut().unwrap() {
+        let name = row["layer"].as_str().unwrap().to_string();
+        let axis = match name.as_str() {
+            "conv2" | "pool2" | "fc2" => "sample",
+            "fc1" | "relu2" => "filter",
+            _ => continue,
+        };
+        *row = serde_json::json!({ "layer": name, axis: 4 });
+    }
+    place.file("mixed.json", plan.to_string());
+    let mixed = place.json(&format!("{job} --ranks 4 --strategy mixed.json --checkpoint-every 2"));
+    assert_eq!(mixed["strategy"], "mixed spatial:2x2 + data:4 + filter:4");
+    let loss = |object: &serde_json::Value| object["train_loss"].as_f64().unwrap();
+    assert!((loss(&mixed) / loss(&one) - 1.0).abs() < 1e-4, "{mixed}\n{one}");
+    // Who has a part of the filters has a part of the weights only: 12 * 4 * 4 * 20 of them in fc1.
+    let weights = |object: &serde_json::Value| object["weight_bytes"][0].as_u64().unwrap();
+    assert!(weights(&words) - weights(&mixed) >= 4 * 3 * (12 * 16 * 20) / 4, "{mixed}");
+    // The run keeps the plan: it goes on without the file, and wherever its folder is.
+    std::fs::remove_file(place.path().join("mixed.json")).unwrap();
+    std::fs::rename(mixed["run"].as_str().unwrap(), place.path().join("moved")).unwrap();
+    let more = place.json("train --resume moved --steps 8");
+    assert_eq!((more["strategy"].as_str(), more["steps"].as_u64()), (mixed["strategy"].as_str(), Some(8)));
+    // And on another number of ranks by another strategy.
+    place.json("train --resume moved --steps 9 --ranks 2 --strategy data");
+}
+
 /// Asks for an end after a step.
 struct StopAfter<'a> {
     step: u64,

@@ -88,6 +88,73 @@ fn numbers_that_are_not_possible() {
     );
 }
 
+#[test]
+fn plans_that_do_not_fit() {
+    let place = Place::new();
+    place.good("plan lenet --batch 8 --ranks 4 --machine cpu-10g --strategy data --out plan.json");
+    let text = std::fs::read_to_string(place.path().join("plan.json")).unwrap();
+    let edit = |from: &str, to: &str| {
+        assert!(text.contains(from), "{from}\n{text}");
+        place.file("edited.json", text.replacen(from, to, 1));
+    };
+    let job = "train --data synthetic:1x28x28:32 --test-data none --batch 8 --ranks 4";
+    check(
+        &place,
+        &format!("{job} --model vgg11 --input-shape 1x32x32 --strategy plan.json"),
+        "error: --strategy: plan.json is a plan of `lenet`, the network is `vgg11`, which has no layer `c1`\n  \
+         help: convoy plan vgg11 --ranks 4 --out plan.json\n\
+         error: --data: images are 1x28x28, the network `vgg11` takes 1x32x32",
+    );
+    check(
+        &place,
+        "train --ranks 2 --strategy plan.json",
+        "error: --strategy: plan.json is a plan for 4 ranks, the job has 2\n  help: --ranks 4, or a plan for 2",
+    );
+    check(
+        &place,
+        "simulate lenet --ranks 2 --strategy plan.json",
+        "error: --strategy: plan.json is a plan for 4 ranks, the job has 2\n  help: --ranks 4, or a plan for 2",
+    );
+    // The second pooling leaves 4 rows.
+    edit("\"pool2\", \"sample\": 4", "\"pool2\", \"sample\": 1");
+    let edited = std::fs::read_to_string(place.path().join("edited.json")).unwrap();
+    let (before, after) = edited.split_once("\"pool2\"").unwrap();
+    place.file("edited.json", format!("{before}\"pool2\"{}", after.replacen("\"width\": 1", "\"width\": 5", 1)));
+    check(
+        &place,
+        "train --batch 8 --ranks 5 --strategy edited.json",
+        "error: --strategy: edited.json is a plan for 4 ranks, the job has 5\n  help: --ranks 4, or a plan for 5",
+    );
+    let five =
+        std::fs::read_to_string(place.path().join("edited.json")).unwrap().replace("\"ranks\": 4", "\"ranks\": 5");
+    place.file("edited.json", five);
+    check(
+        &place,
+        "train --batch 8 --ranks 5 --strategy edited.json",
+        "error: --strategy: edited.json: layer `pool2` cannot be cut into width:5, its output has 4 along it\n  \
+         strategy: spatial:1x5\n  help: width:4 or less here",
+    );
+    edit("\"layer\": \"c1\"", "\"layer\": \"C1\"");
+    check(
+        &place,
+        &format!("{job} --strategy edited.json"),
+        "error: --strategy: edited.json is a plan of `lenet`, the network is `lenet`, which has no layer `C1`, but one called \
+         `c1`\n  help: convoy plan lenet --ranks 4 --out edited.json",
+    );
+    place.file("edited.json", "{ \"format\": 3 }");
+    check(
+        &place,
+        &format!("{job} --strategy edited.json"),
+        "error: --strategy: edited.json is not a plan: invalid type: integer `3`, expected a string at line 1 column 13\n  \
+         help: `convoy plan NET --ranks N --out FILE` writes one",
+    );
+    check(
+        &place,
+        &format!("{job} --strategy missing.json"),
+        "error: --strategy: cannot read missing.json\n  cause: No such file or directory (os error 2)",
+    );
+}
+
 /// A terabyte of activations is more than test machines have.
 #[test]
 fn memory_that_is_not_there() {

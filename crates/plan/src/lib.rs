@@ -13,7 +13,7 @@ mod price;
 
 pub use eliminate::{Chosen, Decision, Found, Keep, Price, eliminate};
 pub use grids::grids;
-pub use planner::{Candidate, Plan, plan};
+pub use planner::{Candidate, Plan, mixed, plan, plan_of};
 
 use convoy_net::Network;
 use convoy_predict::{Collectives, Machine};

@@ -50,7 +50,17 @@ const FRONT: usize = 4;
 /// Weighs strategies for a job and chooses one.
 pub fn plan(asked: &Asked) -> Result<Plan, Error> {
     let shapes = asked.network.shapes(asked.options.batch)?;
-    let (strategies, priced, proven) = candidates(asked, &shapes)?;
+    let candidates = candidates(asked, &shapes)?;
+    choose(asked, candidates)
+}
+
+/// The plan that a strategy is, where there is nothing to choose.
+pub fn plan_of(asked: &Asked, strategy: Strategy) -> Result<Plan, Error> {
+    choose(asked, (vec![(strategy, true)], 1, true))
+}
+
+/// Simulates strategies and chooses the best.
+fn choose(asked: &Asked, (strategies, priced, proven): Candidates) -> Result<Plan, Error> {
     let seats = asked.machine.seats(asked.ranks, asked.ranks_per_node);
     let limit = seats.iter().map(|seat| asked.machine.memory_bytes(seat)).fold(f64::INFINITY, f64::min);
     let budget_bytes = asked.budget_bytes.map_or(limit, |budget| budget.min(limit));
@@ -79,6 +89,7 @@ pub fn plan(asked: &Asked) -> Result<Plan, Error> {
     Ok(Plan { candidates: found, priced, proven, budget_bytes, why })
 }
 
+/// What a strategy would take.
 fn estimate(asked: &Asked, machine: &Machine, strategy: &Strategy) -> Result<Estimate, Error> {
     let question = Question {
         network: asked.network,
@@ -126,8 +137,8 @@ fn candidates(asked: &Asked, shapes: &[Shape]) -> Result<Candidates, Error> {
         }
     };
     for chosen in &found.front {
-        let grids: Vec<Grid> = chosen.choices.iter().zip(&choices).map(|(&c, grids)| grids[c]).collect();
-        let strategy = mixed(asked.ranks, &grids);
+        let grids = chosen.choices.iter().zip(&choices).map(|(&c, grids)| grids[c]);
+        let strategy = mixed(asked.ranks, grids.map(Placement::over).collect());
         if is_small(&strategy) {
             let is_uniform = uniform.iter().any(|(_, s)| s.placements == strategy.placements);
             if !is_uniform {
@@ -184,16 +195,15 @@ fn price_of(decision: &Decision, choices: &[Vec<Grid>], strategy: &Strategy) -> 
     own + pairs
 }
 
-/// A grid for each layer; its name says from which layer on which.
-fn mixed(ranks: usize, grids: &[Grid]) -> Strategy {
+/// A placement for each layer; its name says which grids there are, in the order of layers.
+pub fn mixed(ranks: usize, placements: Vec<Placement>) -> Strategy {
     let mut names: Vec<String> = vec![];
-    for grid in grids {
-        let name = grid.to_string();
+    for placement in &placements {
+        let name = placement.grid.to_string();
         if !names.contains(&name) {
             names.push(name);
         }
     }
-    let placements = grids.iter().map(|grid| Placement::over(*grid)).collect();
     Strategy { ranks, placements, name: format!("mixed {}", names.join(" + ")) }
 }
 
@@ -207,12 +217,11 @@ fn why(asked: &Asked, found: &[Candidate]) -> Result<String, Error> {
     };
     let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
     let fit = found.iter().filter(|c| c.fits).count();
-    let mut text = format!(
-        "{} is the {goal} of {fit} that fit: {} a step, limited by {}.",
-        named(asked, best),
-        ms(best.estimate.step_seconds),
-        best.estimate.bottleneck
-    );
+    let numbers = format!("{} a step, limited by {}", ms(best.estimate.step_seconds), best.estimate.bottleneck);
+    if found.len() == 1 {
+        return Ok(format!("{} was asked for: {numbers}.", named(asked, best)));
+    }
+    let mut text = format!("{} is the {goal} of {fit} that fit: {numbers}.", named(asked, best));
     let Some(next) = found.get(1).filter(|c| c.fits) else {
         return Ok(text + " No other strategy that was simulated fits the memory.");
     };

@@ -4,6 +4,7 @@ use super::question::{Asked, arguments};
 use super::simulate::small_seconds;
 use super::{json_argument, path, path_argument, say};
 use crate::error::{Error, Errors};
+use crate::plan_file;
 use crate::words::{bytes, grouped, seconds, size, table};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
@@ -32,8 +33,14 @@ pub fn definition() -> Command {
                 .default_value("time")
                 .help("what should be small: seconds, bytes of a rank, or seconds times ranks"),
         )
+        .arg(
+            Arg::new("strategy")
+                .long("strategy")
+                .value_name("WORDS")
+                .help("only this one: data, spatial, filter, channel, a product such as data:2,spatial:2x2, or a plan's file"),
+        )
         .arg(Arg::new("samples").long("samples").value_name("N").help("samples of an epoch, to tell its time"))
-        .arg(path_argument("out").long("out").value_name("FILE").help("the grid of each layer, as JSON"))
+        .arg(path_argument("out").long("out").value_name("FILE").help("the grid of each layer, for train --strategy FILE (docs/formats.md)"))
         .arg(json_argument())
 }
 
@@ -49,7 +56,8 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
         _ => Goal::Time,
     };
     let samples = super::question::whole(matches, "samples", 1 << 40)?;
-    let plan = asked.plan(memory, goal)?;
+    let given = matches.get_one::<String>("strategy").map(|words| asked.strategy(words)).transpose()?;
+    let plan = asked.plan(given, memory, goal)?;
     let one = asked.one_rank_seconds()?;
     say(&format!(
         "{}, batch {}, {} ranks, on {}: {} strategies priced, {} simulated, {} fit {} a rank{}\n",
@@ -67,7 +75,8 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     say(&format!("\n{}", placements(&asked, plan.chosen())))?;
     say(&format!("\n{}", plan.why))?;
     if let Some(path) = path(matches, "out") {
-        let text = serde_json::to_string_pretty(&file(&asked, plan.chosen())).expect("bug: a plan is JSON") + "\n";
+        let Candidate { strategy, estimate, .. } = plan.chosen();
+        let text = plan_file::write(&asked.network, strategy, Some((asked.options.batch, estimate)));
         std::fs::write(path, text).map_err(Error::file("write", path))?;
     }
     if matches.get_flag("json") {
@@ -80,7 +89,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
             object
         });
         let object = json!({
-            "chosen": file(&asked, plan.chosen()),
+            "chosen": object(&asked, plan.chosen()),
             "candidates": candidates.collect::<Vec<_>>(),
             "priced": plan.priced,
             "proven": plan.proven,
@@ -149,8 +158,8 @@ fn placements(asked: &Asked, chosen: &Candidate) -> String {
     table(&["layers", "chosen grid"], &[1], rows.into_iter().map(row).collect())
 }
 
-/// The plan as a file.
-fn file(asked: &Asked, chosen: &Candidate) -> Value {
+/// The plan for programs.
+fn object(asked: &Asked, chosen: &Candidate) -> Value {
     let layers = asked.network.layers.iter().zip(&chosen.strategy.placements);
     let layers = layers.map(|(layer, placement)| json!({ "layer": layer.name, "grid": placement.grid.to_string() }));
     json!({

@@ -5,6 +5,7 @@ use crate::calibration;
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::fields::{Field, Form};
+use crate::plan_file;
 use crate::words::bytes;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches};
@@ -96,7 +97,7 @@ impl Asked {
 
     /// What a person wrote, over these ranks.
     pub fn strategy(&self, text: &str) -> Result<Strategy, Error> {
-        Strategy::parse(text, self.ranks, &self.network, &self.shapes).map_err(|error| Error::flag("strategy", error))
+        plan_file::strategy(text, self.ranks, &self.network, &self.shapes).map_err(|flaw| Error::flag("strategy", flaw))
     }
 
     pub fn simulate(&self, strategy: &Strategy, keep_events: bool) -> Result<Simulation, Error> {
@@ -113,8 +114,8 @@ impl Asked {
         Ok(simulate(&question, keep_events)?)
     }
 
-    /// The best strategy and all that were weighed.
-    pub fn plan(&self, budget_bytes: Option<f64>, goal: Goal) -> Result<Plan, Error> {
+    /// The best strategy and all that were weighed; or the one that is given.
+    pub fn plan(&self, given: Option<Strategy>, budget_bytes: Option<f64>, goal: Goal) -> Result<Plan, Error> {
         let asked = convoy_plan::Asked {
             network: &self.network,
             options: &self.options,
@@ -126,7 +127,11 @@ impl Asked {
             budget_bytes,
             goal,
         };
-        convoy_plan::plan(&asked).map_err(|error| match error {
+        let plan = match given {
+            Some(strategy) => convoy_plan::plan_of(&asked, strategy),
+            None => convoy_plan::plan(&asked),
+        };
+        plan.map_err(|error| match error {
             convoy_plan::Error::Budget { budget, least, strategy } => Error::flag(
                 "memory",
                 format!(

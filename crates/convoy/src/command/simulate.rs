@@ -21,7 +21,7 @@ pub fn definition() -> Command {
                 .long("strategy")
                 .value_name("WORDS")
                 .default_value("data")
-                .help("data, spatial, filter, channel, or a product such as data:2,spatial:2x2"),
+                .help("data, spatial, filter, channel, a product such as data:2,spatial:2x2, or a plan's file"),
         )
         .arg(Arg::new("layers").long("layers").action(ArgAction::SetTrue).help("the same per layer"))
         .arg(path_argument("trace").long("trace").value_name("FILE").help("what ranks did, as a Chrome trace"))
