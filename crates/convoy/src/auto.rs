@@ -36,6 +36,7 @@ pub fn choose(job: &Job, network: &Network) -> Result<Auto, Error> {
         leaves: job.train.leaves,
         winograd: job.train.winograd,
         update: job.train.optimizer.update(),
+        division: Default::default(),
     };
     let asked = Asked {
         network,

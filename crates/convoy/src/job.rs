@@ -11,6 +11,7 @@ use crate::fields::{TEST_WORDS, WINOGRAD};
 use crate::plan_file;
 use convoy_kernels::Winograd;
 use convoy_net::Loss;
+use convoy_program::NormOver;
 use convoy_train::data::{Augment, DataSpec, NpyFiles};
 use convoy_train::{Optimizer, Schedule, text_digest};
 use serde::{Deserialize, Serialize};
@@ -86,10 +87,21 @@ pub struct ParallelFields {
     /// Threads of each rank.
     pub threads: Option<usize>,
     pub strategy: String,
+    #[serde(with = "NormWords")]
+    pub batch_norm: NormOver,
     /// Of each rank, such as `3GiB`.
     pub memory: Option<String>,
     /// Seconds.
     pub deadline: u64,
+}
+
+/// Whose elements batch norm takes together, as people write it.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "NormOver", rename_all = "lowercase")]
+enum NormWords {
+    Global,
+    Team,
+    Local,
 }
 
 /// What is kept.
@@ -229,7 +241,7 @@ impl Job {
     pub(crate) fn result_digest(&self, network: &str, data: &str) -> String {
         let mut job = self.clone();
         let Job { parallel, run, .. } = Job::default();
-        (job.parallel, job.run) = (parallel, run);
+        (job.parallel, job.run) = (ParallelFields { batch_norm: self.parallel.batch_norm, ..parallel }, run);
         (job.train.epochs, job.train.steps, job.train.weights) = (1, None, None);
         (job.network.file, job.data.loaders) = (None, 1);
         // Samples that are held out are missing in the train data's own digest.

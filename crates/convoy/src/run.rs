@@ -7,6 +7,7 @@ use crate::plan_file;
 use crate::ready::{self, Ready};
 use crate::world::World;
 use convoy_net::Network;
+use convoy_program::Division;
 use convoy_train::{Checkpoint, DamagedCheckpoint, Observer, Outcome, RunFolder, Setup, Start, Weights};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -147,6 +148,7 @@ impl Ready {
         Ok(Setup {
             network: self.network.clone(),
             strategy: self.strategy.clone(),
+            division: Division { norm: job.parallel.batch_norm },
             threads: job.parallel.threads.unwrap_or(1),
             batch: job.train.batch,
             steps: self.steps(),
@@ -215,6 +217,7 @@ fn changes(before: &Job, now: &Job) -> String {
     compare("[train].seed", before.train.seed == now.train.seed);
     compare("[train].leaves", before.train.leaves == now.train.leaves);
     compare("[train].winograd", before.train.winograd == now.train.winograd);
+    compare("[parallel].batch_norm", before.parallel.batch_norm == now.parallel.batch_norm);
     match names.len() {
         0 => "the job or its data is".into(),
         1 => format!("{} is", names[0]),

@@ -21,7 +21,14 @@ fn main() {
     let (batch, threads, rounds) = (number(batch), number(threads), number(rounds));
     let network = zoo::model(model, Default::default()).expect("a model of the zoo").fused();
     let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 };
-    let options = Options { batch, mode: Mode::Train, leaves: 8, winograd: Default::default(), update };
+    let options = Options {
+        batch,
+        mode: Mode::Train,
+        leaves: 8,
+        winograd: Default::default(),
+        update,
+        division: Default::default(),
+    };
     let program = lower(&network, &Strategy::single(&network), Rank(0), &options).expect("networks of the zoo fit");
     let images = vec![0.5; program.images.len()];
     let targets = vec![0.0; program.targets];

@@ -34,7 +34,7 @@ fn a_step_allocates_nothing_and_runs_no_reference_code() {
     let net = residual(true);
     let rank = convoy_comm::threads(1).pop().unwrap();
     let mut engine = engine(&net, &Strategy::single(&net), Way { threads: 2, ..plain(8) }, rank, |_| {});
-    let (images, targets) = (images(engine.program(0), 0), targets(&net, engine.program(0), 0));
+    let (images, targets) = (images(engine.program(0), 0, 0), targets(&net, engine.program(0), 0, 0));
     let batch = Batch { images: &images, targets: &targets };
     engine.step(0, batch, Moment::default()).unwrap();
     let calls = convoy_kernels::reference::calls();

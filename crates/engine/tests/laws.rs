@@ -33,7 +33,7 @@ fn messages_match(network: &Network, batch: usize, ranks: usize, strategy: &str)
     let strategy = Strategy::parse(strategy, ranks, network, &shapes).unwrap();
     let (mut sent, mut received) = (vec![], vec![]);
     for rank in 0..ranks {
-        for op in lower(network, &strategy, Rank(rank), &options(batch)).unwrap().ops {
+        for op in lower(network, &strategy, Rank(rank), &options(batch, Default::default())).unwrap().ops {
             match op.action {
                 Action::Send { from, to, tag } => sent.push((rank, to.0, tag, from.bytes.len())),
                 Action::Receive { into, from, tag } => received.push((from.0, rank, tag, into.bytes.len())),

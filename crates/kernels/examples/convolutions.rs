@@ -169,6 +169,7 @@ fn geometry(kind: &Kind, input: Shape, first: bool, winograd: Winograd) -> Geome
         inputs: vec![Tensor { shape: input, layout }],
         output: Tensor { shape: output, layout: Layout::blocked(margin(y)) },
         region: y,
+        normed: y.len() / output.channels(),
         output_gradient: Some(Layout::blocked(y.hull(&reached))),
         input_gradients: vec![(!first).then(|| (Layout::blocked(margin(x)), x))],
         accumulate: vec![false],

@@ -122,6 +122,8 @@ pub struct Geometry {
     pub output: Tensor,
     /// The part of the output to compute; sums over samples run over it.
     pub region: Region,
+    /// Elements of a channel that batch norm's sums run over: those of the whole output, or of the ranks that norm together.
+    pub normed: usize,
     /// In training, how the output's gradient is stored.
     pub output_gradient: Option<Layout>,
     /// In training, per input whose gradient is wanted: how it is stored, and which part to compute.

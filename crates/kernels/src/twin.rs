@@ -241,6 +241,7 @@ impl Problem {
             inputs,
             output: Tensor { shape: output, layout: Layout::blocked(widen(own, self.extra)) },
             region: own,
+            normed: output.len() / output.channels(),
             output_gradient: Some(Layout::blocked(widen(dy_stored, self.extra))),
             input_gradients,
         }

@@ -21,7 +21,7 @@ fn network() -> Network {
 
 fn options(batch: usize) -> Options {
     let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-    Options { batch, mode: Mode::Train, leaves: 8, winograd: Winograd::Four, update }
+    Options { batch, mode: Mode::Train, leaves: 8, winograd: Winograd::Four, update, division: Default::default() }
 }
 
 fn ask(batch: usize, ranks: usize, machine: &Machine, budget: Option<f64>, goal: Goal) -> Result<Plan, Error> {

@@ -12,7 +12,7 @@
 use crate::cost::{Ask, ask};
 use convoy_kernels::{Mode, Pass};
 use convoy_net::{LayerId, Network};
-use convoy_program::{Access, Action, BufferId, MemoryPlan, Op, OpId, Part, Program, Subject, What};
+use convoy_program::{Access, Action, BufferId, MemoryPlan, Op, OpId, Part, Program, Purpose, Subject, What};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The kind of work of an entry, as people tell them apart.
@@ -75,11 +75,6 @@ pub struct Script {
     pub entries: Vec<Entry>,
     /// Per sum: the ranks it is exchanged with.
     pub peers: BTreeMap<SumKey, BTreeSet<usize>>,
-}
-
-/// Whether bytes of this buffer are activations; other buffers that travel are sums.
-fn is_tensor(what: What) -> bool {
-    what == What::Message || tensor_of(what).is_some()
 }
 
 fn tensor_of(what: What) -> Option<LayerId> {
@@ -281,12 +276,12 @@ impl Sums {
         let mut numbers: HashMap<BufferId, usize> = HashMap::new();
         let mut counts: HashMap<What, usize> = HashMap::new();
         for op in &program.ops {
+            let is_sum = |tag: u64| Purpose::of(tag) == Purpose::Reduction;
             let buffer = match &op.action {
-                Action::Send { from: part, .. }
-                | Action::Receive { into: part, .. }
-                | Action::Combine { into: part, .. } => {
-                    Some(part.buffer).filter(|b| !is_tensor(program.buffers[b.0].what))
+                Action::Send { from: part, tag, .. } | Action::Receive { into: part, tag, .. } if is_sum(*tag) => {
+                    Some(part.buffer)
                 }
+                Action::Combine { into: part, .. } => Some(part.buffer),
                 _ => None,
             };
             let number = buffer.map(|buffer| {

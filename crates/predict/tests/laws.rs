@@ -19,7 +19,15 @@ struct Problem {
 impl Problem {
     fn options(&self) -> Options {
         let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-        Options { batch: self.batch, mode: Mode::Train, leaves: self.leaves, winograd: Winograd::Four, update }
+        let division = Default::default();
+        Options {
+            batch: self.batch,
+            mode: Mode::Train,
+            leaves: self.leaves,
+            winograd: Winograd::Four,
+            update,
+            division,
+        }
     }
 
     fn strategy(&self) -> Strategy {

@@ -11,12 +11,14 @@ mod depend;
 mod holding;
 mod lower;
 mod memory;
+mod norm;
 mod parts;
 mod pieces;
 mod prioritise;
 mod program;
 mod reduce;
 
-pub use lower::{Options, lower};
+pub use lower::{Division, Options, lower};
 pub use memory::MemoryPlan;
+pub use norm::NormOver;
 pub use program::{Access, Action, Buffer, BufferId, Home, Number, Op, OpId, Part, Program, Purpose, Subject, What};

@@ -7,6 +7,7 @@
 use crate::depend::depend;
 use crate::holding::{Holding, holdings};
 use crate::memory::MemoryPlan;
+use crate::norm::{NormOver, makes_statistics};
 use crate::parts::Parts;
 use crate::prioritise::prioritise;
 use crate::program::*;
@@ -32,6 +33,13 @@ pub struct Options {
     pub winograd: Winograd,
     /// How parameters are updated, in training.
     pub update: Update,
+    pub division: Division,
+}
+
+/// What ranks do each for itself or together, besides computing layers as the strategy says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Division {
+    pub norm: NormOver,
 }
 
 /// The program of one rank. The network must be verified and the strategy must fit it.
@@ -53,10 +61,10 @@ pub(crate) struct Builder<'a> {
     pub buffers: Vec<Buffer>,
     pub network: &'a Network,
     pub shapes: &'a [Shape],
-    options: Options,
+    pub options: Options,
     ops: Vec<Op>,
     /// By layer: what ranks have of it.
-    parts: Vec<Parts>,
+    pub parts: Vec<Parts>,
     /// By layer: the forms in which ranks have its output.
     holdings: Vec<Vec<Holding>>,
     /// By layer: whether its output's gradient is wanted.
@@ -419,6 +427,7 @@ impl<'a> Builder<'a> {
             inputs,
             output: Tensor { shape: self.shapes[l.0], layout: output(written) },
             region: computed,
+            normed: self.normed(l),
             output_gradient: self.wants_gradient[l.0].then(|| output(gradient)),
             input_gradients,
         }
@@ -501,9 +510,11 @@ impl<'a> Builder<'a> {
             used.sort();
             used.dedup();
             let operands = used.into_iter().map(|o| (o, self.operand(subject, o))).collect();
-            let sums: Vec<Make> = stage.makes.clone();
-            self.push(Action::Compute { subject, geometry: geometry.clone(), stage, operands });
-            self.fold(subject, &sums, geometry.region);
+            self.push(Action::Compute { subject, geometry: geometry.clone(), stage: stage.clone(), operands });
+            self.fold(subject, &stage, geometry.region);
+            if let Subject::Layer(l) = subject {
+                self.share_running(l, &stage);
+            }
         }
     }
 
@@ -520,20 +531,20 @@ impl<'a> Builder<'a> {
     }
 
     /// Partial sums over this rank's samples into one, then over all ranks.
-    fn fold(&mut self, subject: Subject, makes: &[Make], region: Region) {
-        for make in makes {
+    fn fold(&mut self, subject: Subject, stage: &Stage, region: Region) {
+        for make in &stage.makes {
             if let Make::Partial { number, strips, columns } = *make {
                 let sum = self.buffer(What::Sum(subject, number), columns * 8);
                 let partial = self.found[&What::Partial(subject, number)];
                 let samples = region.start[0] as usize..region.end[0] as usize;
                 let (batch, leaves) = (self.options.batch, self.options.leaves);
                 self.push(Action::Fold { partial, sum, samples, batch, leaves, strips });
-                self.reduce_sum(subject, number, sum);
+                self.reduce_sum(subject, stage, number, sum);
             }
         }
     }
 
-    fn reduce_sum(&mut self, subject: Subject, number: usize, sum: BufferId) {
+    fn reduce_sum(&mut self, subject: Subject, stage: &Stage, number: usize, sum: BufferId) {
         let layer = match subject {
             Subject::Layer(l) | Subject::Update(l, _) => l,
             Subject::Loss => self.network.output(),
@@ -543,13 +554,15 @@ impl<'a> Builder<'a> {
         if loss == 1 {
             // Everyone is told.
             team = (0..self.strategy.ranks).collect();
+        } else if makes_statistics(stage) {
+            team = self.norm_group(layer, self.rank.0);
         }
         let subject = (layer.0 as u64) << 12 | loss << 11 | 1 << 10 | number as u64;
         self.reduce(sum, Number::Double, &team, &has_part, subject);
     }
 
     /// The ranks with which this one adds up sums of a layer, and by rank whether it has a part of them.
-    fn team(&self, l: LayerId) -> (Vec<usize>, Vec<bool>) {
+    pub fn team(&self, l: LayerId) -> (Vec<usize>, Vec<bool>) {
         let parts = &self.parts[l.0];
         (parts.team(self.rank.0), parts.computed.iter().map(|r| !r.is_empty()).collect())
     }
@@ -562,20 +575,25 @@ impl<'a> Builder<'a> {
         let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let stages = if backward { twin.backward(&geometry) } else { twin.forward(&geometry) };
+        // Where nobody of a group has anything there are no statistics.
+        let empty = if geometry.normed == 0 { statistics(&stages) } else { vec![] };
         for stage in stages {
             for make in &stage.makes {
                 if let Make::Partial { number, columns, .. } = *make {
                     let sum = self.buffer(What::Sum(Subject::Layer(l), number), columns * 8);
-                    self.reduce_sum(Subject::Layer(l), number, sum);
+                    self.reduce_sum(Subject::Layer(l), &stage, number, sum);
                 }
             }
             // Stages that only turn sums into parameters, or into their gradients, run everywhere: parameters stay alike.
-            if stage.reads.iter().any(|o| matches!(o, Operand::Sum(_))) && !touches_tensors(&stage) {
+            let mut sums = stage.reads.iter().filter(|o| matches!(o, Operand::Sum(_))).peekable();
+            if sums.peek().is_some() && sums.all(|o| !empty.contains(o)) && !touches_tensors(&stage) {
                 self.make(Subject::Layer(l), &stage, 0);
                 let used = stage.reads.iter().chain(&stage.writes);
                 let operands = used.map(|o| (*o, self.operand(Subject::Layer(l), *o))).collect();
-                self.push(Action::Compute { subject: Subject::Layer(l), geometry: geometry.clone(), stage, operands });
+                let (subject, geometry, stage) = (Subject::Layer(l), geometry.clone(), stage.clone());
+                self.push(Action::Compute { subject, geometry, stage, operands });
             }
+            self.share_running(l, &stage);
         }
     }
 
@@ -643,6 +661,7 @@ impl<'a> Builder<'a> {
             inputs: vec![output.clone()],
             output,
             region: own,
+            normed: 0,
             output_gradient: None,
             input_gradients: vec![gradient],
             accumulate: vec![false],
@@ -657,7 +676,7 @@ impl<'a> Builder<'a> {
                 for make in &stage.makes {
                     if let Make::Partial { number, columns, .. } = *make {
                         let sum = self.buffer(What::Sum(Subject::Loss, number), columns * 8);
-                        self.reduce_sum(Subject::Loss, number, sum);
+                        self.reduce_sum(Subject::Loss, &stage, number, sum);
                     }
                 }
             }
@@ -750,17 +769,13 @@ impl<'a> Builder<'a> {
         let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let backward = twin.backward(&geometry);
-        let (team, has_part) = self.team(l);
+        let (team, _) = self.team(l);
         for (p, parameter) in self.network.parameters(l, self.shapes).iter().enumerate() {
             if parameter.role != Role::Trained {
                 continue;
             }
             let gradient = self.operand(Subject::Layer(l), Operand::ParameterGradient(p));
-            let makes_it = |s: &&Stage| s.writes.contains(&Operand::ParameterGradient(p));
-            // What was derived from sums over the global batch is whole already.
-            let whole =
-                backward.iter().find(makes_it).is_some_and(|s| s.reads.iter().any(|o| matches!(o, Operand::Sum(_))));
-            if !whole {
+            if let Some(has_part) = self.gradient_parts(l, p, &backward) {
                 self.reduce(gradient, Number::Single, &team, &has_part, (l.0 as u64) << 12 | p as u64);
             }
             let update = self.options.update;
@@ -784,6 +799,26 @@ impl<'a> Builder<'a> {
                 }
             }
         }
+    }
+
+    /// By rank, whether it has a part of a parameter's gradient; nothing where the gradient is whole already.
+    fn gradient_parts(&self, l: LayerId, p: usize, backward: &[Stage]) -> Option<Vec<bool>> {
+        let makes_it = |s: &&Stage| s.writes.contains(&Operand::ParameterGradient(p));
+        let reads = backward.iter().find(makes_it).map_or(&[][..], |s| &s.reads);
+        let is_sum = |o: &Operand| matches!(o, Operand::Sum(_));
+        let of_group =
+            self.options.division.norm != NormOver::Global && reads.iter().any(|o| statistics(backward).contains(o));
+        match reads.iter().any(is_sum) {
+            _ if of_group => Some(self.first_of_groups(l)),
+            // What was derived from sums over the global batch.
+            true => None,
+            false => Some(self.team(l).1),
+        }
+    }
+
+    /// The buffer of a layer's parameter.
+    pub fn parameter_buffer(&mut self, l: LayerId, p: usize) -> BufferId {
+        self.operand(Subject::Layer(l), Operand::Parameter(p))
     }
 
     fn update_operand(&mut self, l: LayerId, p: usize, operand: Operand, len: usize) -> BufferId {
@@ -847,6 +882,16 @@ fn own_or_nothing(holding: usize, own: Region) -> Region {
 /// Whether stages make sums over samples, or keep something for later passes: then they are not cut into pieces.
 fn keeps(stages: &[Stage]) -> bool {
     stages.iter().any(|s| !s.makes.is_empty() && !matches!(s.pass, Pass::Transform(_)))
+}
+
+/// The sums that stages take as statistics.
+fn statistics(stages: &[Stage]) -> Vec<Operand> {
+    let makes = stages.iter().filter(|s| makes_statistics(s)).flat_map(|s| &s.makes);
+    let sum = |make: &Make| match *make {
+        Make::Partial { number, .. } => Some(Operand::Sum(number)),
+        Make::Internal { .. } => None,
+    };
+    makes.filter_map(sum).collect()
 }
 
 /// Whether a stage reads or writes activations or their gradients.

@@ -85,7 +85,7 @@ mod tests {
         let batch = 2;
         let strategy = Strategy::parse(strategy, ranks, net, &net.shapes(batch).unwrap()).unwrap();
         let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-        let options = Options { batch, mode: Mode::Train, leaves: 8, winograd, update };
+        let options = Options { batch, mode: Mode::Train, leaves: 8, winograd, update, division: Default::default() };
         (0..ranks).map(|r| lower(net, &strategy, Rank(r), &options).unwrap()).collect()
     }
 

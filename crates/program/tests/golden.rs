@@ -10,7 +10,8 @@ fn check(name: &str, ranks: usize, strategy: &str) {
     let shapes = network.shapes(8).unwrap();
     let strategy = Strategy::parse(strategy, ranks, &network, &shapes).unwrap();
     let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-    let options = Options { batch: 8, mode: Mode::Train, leaves: 8, winograd: Default::default(), update };
+    let division = Default::default();
+    let options = Options { batch: 8, mode: Mode::Train, leaves: 8, winograd: Default::default(), update, division };
     let program = lower(&network, &strategy, Rank(0), &options).unwrap();
     let text = format!(
         "{}{} bytes for a step, {} sent\n",

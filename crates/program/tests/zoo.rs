@@ -7,7 +7,7 @@ use convoy_split::{Rank, Strategy};
 
 fn options(batch: usize, mode: Mode) -> Options {
     let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 };
-    Options { batch, mode, leaves: 8, winograd: Default::default(), update }
+    Options { batch, mode, leaves: 8, winograd: Default::default(), update, division: Default::default() }
 }
 
 #[test]

@@ -65,7 +65,8 @@ impl Evaluation<'_> {
     fn engine(&self) -> Result<Engine, Error> {
         let make = |batch: usize| {
             let (mode, update) = (Mode::Evaluate, Optimizer::default().update());
-            let options = Options { batch, mode, leaves: self.leaves, winograd: self.winograd, update };
+            let division = Default::default();
+            let options = Options { batch, mode, leaves: self.leaves, winograd: self.winograd, update, division };
             lower(self.network, &Strategy::single(self.network), Rank(0), &options)
         };
         let programs = vec![make(self.batch)?, make(last_batch(self.data.len(), self.batch))?];

@@ -19,7 +19,7 @@ use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::fast::{Measured, measure};
 use convoy_kernels::{Mode, Moment, Winograd};
 use convoy_net::Network;
-use convoy_program::{Home, Options, Program, What, lower};
+use convoy_program::{Division, Home, Options, Program, What, lower};
 use convoy_split::{Rank, Strategy};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 pub struct Setup {
     pub network: Network,
     pub strategy: Strategy,
+    pub division: Division,
     /// Workers of each rank.
     pub threads: usize,
     /// The global batch.
@@ -222,6 +223,7 @@ impl Programs {
                 leaves: setup.leaves,
                 winograd: setup.winograd,
                 update: setup.optimizer.update(),
+                division: setup.division,
             };
             Ok(lower(&setup.network, &setup.strategy, rank, &options)?)
         };

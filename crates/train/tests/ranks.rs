@@ -61,6 +61,7 @@ fn setup(ranks: usize, then: Then) -> Setup {
     Setup {
         strategy: Strategy::parse("data", ranks, &network, &shapes).expect("a strategy"),
         network,
+        division: Default::default(),
         threads: 1,
         batch: 2,
         steps: 4,

@@ -67,6 +67,7 @@ fn setup(data: Arc<Samples>, steps: u64, lr: f64) -> Setup {
     Setup {
         strategy: Strategy::single(&network),
         network,
+        division: Default::default(),
         threads: 1,
         batch: 2,
         steps,

@@ -137,6 +137,7 @@ impl Bench {
             leaves: job.train.leaves,
             winograd: job.train.winograd,
             update: optimizer.update(),
+            division: Default::default(),
         };
         let program = lower(network, &Strategy::single(network), Rank(0), &options).map_err(Error::from)?;
         let programs = vec![program];

@@ -228,6 +228,7 @@ fn measure(network: &Network, samples: usize, nodes: &Nodes) -> Result<Vec<Entry
         leaves: 8,
         winograd: Winograd::Four,
         update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
+        division: Default::default(),
     };
     let Ok(program) = lower(network, &Strategy::single(network), Rank(0), &options) else { return Ok(vec![]) };
     let asks: Vec<_> = program.ops.iter().map(|op| (ask(op, &program, network), op.tiles)).collect();

@@ -81,6 +81,7 @@ impl Asked {
             leaves: job.train.leaves,
             winograd: job.train.winograd,
             update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
+            division: Default::default(),
         };
         let cheapest = matches.get_one::<String>("collectives").is_some_and(|word| word == "cheapest");
         Ok(Asked {

@@ -6,7 +6,7 @@ use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Mode, Moment, Update, fast};
 use convoy_net::layers::*;
 use convoy_net::{Axis, Kind as Layer, LayerId, Network, Region};
-use convoy_program::{Options, Program, Purpose, What, lower};
+use convoy_program::{Division, Options, Program, Purpose, What, lower};
 use convoy_split::{Rank, Strategy};
 use std::collections::BTreeMap;
 
@@ -28,16 +28,19 @@ pub struct Way {
     pub batch: usize,
     pub threads: usize,
     pub settings: Settings,
+    pub division: Division,
+    /// The first sample of the batch: others are those of a part of a larger one.
+    pub first: usize,
 }
 
 /// One worker in each rank.
 pub fn plain(batch: usize) -> Way {
-    Way { batch, threads: 1, settings: Settings::default() }
+    Way { batch, threads: 1, settings: Settings::default(), division: Division::default(), first: 0 }
 }
 
 /// What programs are made for.
-pub fn options(batch: usize) -> Options {
-    Options { batch, mode: Mode::Train, leaves: 8, winograd: Default::default(), update: UPDATE }
+pub fn options(batch: usize, division: Division) -> Options {
+    Options { batch, mode: Mode::Train, leaves: 8, winograd: Default::default(), update: UPDATE, division }
 }
 
 /// Losses of the steps, and all parameters and states by name, put together from the ranks' shares.
@@ -50,23 +53,26 @@ pub struct Outcome {
 }
 
 /// A step's images.
-pub fn images(program: &Program, step: usize) -> Vec<f32> {
-    dense(&program.images, |at| number(step as u64 + 1, &at))
+pub fn images(program: &Program, step: usize, first: usize) -> Vec<f32> {
+    dense(&program.images, first, |at| number(step as u64 + 1, &at))
 }
 
 /// A step's targets.
-pub fn targets(network: &Network, program: &Program, step: usize) -> Vec<f32> {
+pub fn targets(network: &Network, program: &Program, step: usize, first: usize) -> Vec<f32> {
     let mut region = program.owned;
     if network.loss.takes_labels() {
         let classes = network.shapes(1).unwrap().last().unwrap().channels();
         region = region.with(Axis::Channel, 0, !region.is_empty() as isize);
-        return dense(&region, |at| ((number(step as u64 + 77, &at) + 1.0) * 2048.0) as usize as f32 % classes as f32);
+        return dense(&region, first, |at| {
+            ((number(step as u64 + 77, &at) + 1.0) * 2048.0) as usize as f32 % classes as f32
+        });
     }
-    dense(&region, |at| number(step as u64 + 77, &at))
+    dense(&region, first, |at| number(step as u64 + 77, &at))
 }
 
-fn dense(region: &Region, value: impl Fn([usize; 5]) -> f32) -> Vec<f32> {
+fn dense(region: &Region, first: usize, value: impl Fn([usize; 5]) -> f32) -> Vec<f32> {
     let s = region.shape().0;
+    let region = region.shifted([first as isize, 0, 0, 0, 0]);
     let at = |i: usize| {
         [
             i / (s[1] * s[2] * s[3] * s[4]),
@@ -105,7 +111,7 @@ pub type Break = fn(&mut Program);
 
 /// A rank's engine with its program and first weights.
 pub fn engine(network: &Network, strategy: &Strategy, way: Way, rank: Communicator, change: Break) -> Engine {
-    let mut program = lower(network, strategy, Rank(rank.rank()), &options(way.batch)).unwrap();
+    let mut program = lower(network, strategy, Rank(rank.rank()), &options(way.batch, way.division)).unwrap();
     assert_eq!(program.verify(), Ok(()));
     change(&mut program);
     let planned = program.kept_bytes() + program.memory.step_bytes + program.scratch() * 4 * way.threads;
@@ -116,10 +122,11 @@ pub fn engine(network: &Network, strategy: &Strategy, way: Way, rank: Communicat
 }
 
 /// The losses of some steps.
-pub fn steps(network: &Network, engine: &mut Engine, count: usize) -> Vec<f64> {
+pub fn steps(network: &Network, engine: &mut Engine, first: usize, count: usize) -> Vec<f64> {
     (0..count)
         .map(|step| {
-            let (images, targets) = (images(engine.program(0), step), targets(network, engine.program(0), step));
+            let images = images(engine.program(0), step, first);
+            let targets = targets(network, engine.program(0), step, first);
             let moment = Moment { seed: 5, step: step as u64, learning_rate: 0.05 };
             let kinds = [
                 (Kind::Reduction, Purpose::Reduction),
@@ -198,13 +205,13 @@ pub fn run_changed(network: &Network, strategy: &Strategy, way: Way, count: usiz
             .map(|c| {
                 scope.spawn(move || {
                     let mut engine = engine(network, strategy, way, c, change);
-                    let losses = steps(network, &mut engine, count);
+                    let losses = steps(network, &mut engine, way.first, count);
                     (losses, kept(network, &engine))
                 })
             })
             .collect();
         let mut engine = engine(network, strategy, way, communicators.pop().unwrap(), change);
-        let losses = steps(network, &mut engine, count);
+        let losses = steps(network, &mut engine, way.first, count);
         let mut shares = vec![kept(network, &engine)];
         let mut same_losses = true;
         for other in others {

@@ -1,7 +1,7 @@
-//! Batch norm: sums over the global batch become a few numbers a channel, with which every element is scaled and shifted,
-//! another input added and an activation applied, all in one pass.
+//! Batch norm: sums over the batch, or over what some ranks norm together, become a few numbers a channel, with which every
+//! element is scaled and shifted, another input added and an activation applied, all in one pass.
 //!
-//! The gradients of weight and bias are made from sums over the global batch, so they are complete on every rank.
+//! The gradients of weight and bias are made from the same sums: over the global batch they are complete on every rank.
 //!
 //! Twin: `reference/batch_norm.rs`.
 
@@ -71,7 +71,7 @@ impl Fast for BatchNorm {
     }
 
     fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
-        let count = (g.output.shape.len() / g.output.shape.channels()) as f64;
+        let count = g.normed as f64;
         let keeps = keeps(self);
         let blocks = keeps.records(g);
         match pass {
@@ -90,7 +90,7 @@ impl Fast for BatchNorm {
 struct Coefficients {
     layer: BatchNorm,
     blocks: usize,
-    /// Elements of a channel of the global batch.
+    /// Elements of a channel that are normed together.
     count: f64,
     mode: Mode,
 }
@@ -135,7 +135,7 @@ impl Kernel for Coefficients {
 /// From sums to the gradients of weight and bias, and to what the gradient of the input needs.
 struct GradientCoefficients {
     blocks: usize,
-    /// Elements of a channel of the global batch.
+    /// Elements of a channel that are normed together.
     count: f64,
 }
 
