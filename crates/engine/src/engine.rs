@@ -11,7 +11,7 @@ use convoy_comm::Communicator;
 use convoy_kernels::fast::{self, region};
 use convoy_kernels::{Kernel, Moment, Operand, Slot};
 use convoy_net::{Network, Region};
-use convoy_program::{Action, Home, Program, Subject, What};
+use convoy_program::{Action, Buffer, BufferId, Home, Program, Subject, What};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -207,19 +207,17 @@ impl Engine {
 const MOST_WORKERS: usize = 256;
 
 fn load(network: &Network, program: Program, kept: &BTreeMap<What, Memory>, arena: &Memory, order: Order) -> Loaded {
-    let slots: Vec<Slot> = program
-        .buffers
-        .iter()
-        .zip(&program.memory.offsets)
-        .map(|(buffer, offset)| match (buffer.home, offset) {
+    let slot = |(b, buffer): (usize, &Buffer)| {
+        let (outer, first) = buffer.within.unwrap_or((BufferId(b), 0));
+        match (buffer.home, program.memory.offsets[outer.0]) {
             (Home::Kept, _) => kept[&buffer.what].slot(0, buffer.bytes),
-            (Home::Step, Some(offset)) => arena.slot(*offset, buffer.bytes),
+            (Home::Step, Some(offset)) => arena.slot(offset + first, buffer.bytes),
             // Nobody touches it.
             (Home::Step, None) => arena.slot(0, 0),
-        })
-        .collect();
-    let find =
-        |operands: &[(Operand, convoy_program::BufferId)]| operands.iter().map(|(o, b)| (*o, slots[b.0])).collect();
+        }
+    };
+    let slots: Vec<Slot> = program.buffers.iter().enumerate().map(slot).collect();
+    let find = |operands: &[(Operand, BufferId)]| operands.iter().map(|(o, b)| (*o, slots[b.0])).collect();
     let mut kernels: Vec<Option<Box<dyn Kernel>>> = vec![];
     let mut operands: Vec<Vec<(Operand, Slot)>> = vec![];
     for op in &program.ops {

@@ -88,7 +88,7 @@ fn layer_of(what: What) -> Option<LayerId> {
     match what {
         What::PartialTensor(l) | What::PartialGradient(l) => Some(l),
         What::Tensor(l, _) | What::Gradient(l, _) | What::Parameter(l, _) | What::ParameterGradient(l, _) => Some(l),
-        What::State(l, _, _) => Some(l),
+        What::State(l, _, _) | What::Bucket(l, _) => Some(l),
         What::Internal(s, _) | What::Partial(s, _) | What::Sum(s, _) => subject_layer(s),
         _ => None,
     }
@@ -265,7 +265,10 @@ impl Sums {
         let mut beside: HashMap<BufferId, (BufferId, usize)> = HashMap::new();
         let mut own = HashMap::new();
         for op in &program.ops {
-            if let Action::Combine { parts, into, number } = &op.action {
+            // What one rank makes of nothing or of its own is no sum.
+            if let Action::Combine { parts, into, number } = &op.action
+                && parts.len() > 1
+            {
                 own.insert(into.buffer, into.bytes.clone());
                 for part in parts.iter().flatten() {
                     beside.insert(part.buffer, (into.buffer, number.bytes()));
@@ -281,7 +284,7 @@ impl Sums {
                 Action::Send { from: part, tag, .. } | Action::Receive { into: part, tag, .. } if is_sum(*tag) => {
                     Some(part.buffer)
                 }
-                Action::Combine { into: part, .. } => Some(part.buffer),
+                Action::Combine { into: part, parts, .. } if parts.len() > 1 => Some(part.buffer),
                 _ => None,
             };
             let number = buffer.map(|buffer| {

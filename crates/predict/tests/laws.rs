@@ -144,10 +144,10 @@ fn bytes_and_memory_are_what_the_programs_say() {
     for p in problems() {
         let (found, programs) = (p.estimate(), p.programs());
         let sent: usize = programs.iter().map(|p| p.sent_bytes()).sum();
-        // Where some ranks have no samples of a layer, how long the slices are that they do not send is known on average.
+        // Where some ranks have no samples of a layer, how many slices they do not send and how long these are is known on average.
         let exactly = p.batch >= p.ranks || !p.strategy.contains("spatial");
         let is =
-            |found: f64, sent: usize| close(found, sent as f64) || !exactly && (found / sent as f64 - 1.0).abs() < 0.05;
+            |found: f64, sent: usize| close(found, sent as f64) || !exactly && (found / sent as f64 - 1.0).abs() < 0.1;
         assert!(is(found.sent_bytes, sent), "{} {}: {} {sent}", p.network.name, p.strategy, found.sent_bytes);
         let sends = |p: &Program| {
             let is_send = |op: &&convoy_program::Op| matches!(op.action, convoy_program::Action::Send { .. });

@@ -7,6 +7,7 @@
 //! Knows nothing of how it is run or timed, nor of transport.
 #![forbid(unsafe_code)]
 
+mod bucket;
 mod depend;
 mod holding;
 mod lower;

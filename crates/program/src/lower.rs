@@ -4,6 +4,7 @@
 //! margins, compute), the loss, every layer backward (complete the output's gradient, compute, sum over ranks, update). What
 //! may run side by side is found afterwards, from what the ops touch.
 
+use crate::bucket::Bucket;
 use crate::depend::depend;
 use crate::holding::{Holding, holdings};
 use crate::memory::MemoryPlan;
@@ -11,6 +12,7 @@ use crate::norm::{NormOver, makes_statistics};
 use crate::parts::Parts;
 use crate::prioritise::prioritise;
 use crate::program::*;
+use crate::reduce::Reduction;
 use convoy_kernels::fast::{self, Fast};
 use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
 use convoy_net::{AXES, Axis, Error, LayerId, Network, Region, Role, Shape};
@@ -46,6 +48,7 @@ pub struct Division {
 pub fn lower(network: &Network, strategy: &Strategy, rank: Rank, options: &Options) -> Result<Program, Error> {
     let shapes = network.shapes(options.batch)?;
     let mut builder = Builder::new(network, strategy, rank, *options, &shapes);
+    builder.place();
     builder.forward();
     builder.loss();
     if options.mode == Mode::Train {
@@ -68,9 +71,13 @@ pub(crate) struct Builder<'a> {
     /// By layer: the forms in which ranks have its output.
     holdings: Vec<Vec<Holding>>,
     /// By layer: whether its output's gradient is wanted.
-    wants_gradient: Vec<bool>,
-    geometries: Vec<Option<Arc<Geometry>>>,
-    found: HashMap<What, BufferId>,
+    pub wants_gradient: Vec<bool>,
+    pub geometries: Vec<Option<Arc<Geometry>>>,
+    /// Gradients that are summed over ranks together.
+    pub buckets: Vec<Bucket>,
+    /// Those that are complete, with their sums on the way.
+    pub complete: Vec<(Bucket, Reduction)>,
+    pub found: HashMap<What, BufferId>,
     /// Gradients that hold something already: the next consumer adds.
     begun: HashMap<What, ()>,
     /// The piece of a layer that is being written down: each has internals of its own.
@@ -103,6 +110,8 @@ impl<'a> Builder<'a> {
             holdings,
             wants_gradient,
             geometries: vec![None; network.layers.len()],
+            buckets: vec![],
+            complete: vec![],
             found: HashMap::new(),
             begun: HashMap::new(),
             piece: 0,
@@ -120,7 +129,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Whether a layer is none of this rank's business: it has no part of it, and no share of its parameters.
-    fn is_idle(&self, layer: LayerId) -> bool {
+    pub fn is_idle(&self, layer: LayerId) -> bool {
         self.computed(layer).size(Axis::Channel) == 0
     }
 
@@ -143,7 +152,7 @@ impl<'a> Builder<'a> {
             return found;
         }
         let id = BufferId(self.buffers.len());
-        self.buffers.push(Buffer { what, bytes, home, layout });
+        self.buffers.push(Buffer { what, bytes, home, layout, within: None });
         // Messages and parts of sums are nobody's in particular: each is new.
         if !matches!(what, What::Message | What::Parts) {
             self.found.insert(what, id);
@@ -181,7 +190,19 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// What an op touches. What lies inside another buffer is that one's.
     fn accesses(&self, action: &Action) -> Vec<Access> {
+        let mut accesses = self.named_accesses(action);
+        for access in &mut accesses {
+            if let Some((outer, first)) = self.buffers[access.buffer.0].within {
+                *access =
+                    Access { buffer: outer, region: access.region.shifted([0, 0, 0, 0, first as isize]), ..*access };
+            }
+        }
+        accesses
+    }
+
+    fn named_accesses(&self, action: &Action) -> Vec<Access> {
         let all = |buffer: BufferId, writes| Access { buffer, region: whole(&self.buffers[buffer.0]), writes };
         let part = |p: &Part, writes| {
             let (start, end) = (p.bytes.start as isize, p.bytes.end as isize);
@@ -231,9 +252,22 @@ impl<'a> Builder<'a> {
         Access { buffer, region, writes: stage.writes.contains(&operand) }
     }
 
-    fn forward(&mut self) {
+    /// Lays out tensors and says where each layer works.
+    fn place(&mut self) {
         for l in (0..self.network.layers.len()).map(LayerId) {
             self.make_holdings(l);
+            if !self.network.layers[l.0].inputs.is_empty() {
+                self.geometries[l.0] = Some(Arc::new(self.geometry(l)));
+            }
+        }
+        if self.options.mode == Mode::Train {
+            self.buckets = self.plan_buckets();
+            self.lay_out_buckets();
+        }
+    }
+
+    fn forward(&mut self) {
+        for l in (0..self.network.layers.len()).map(LayerId) {
             if self.network.layers[l.0].inputs.is_empty() {
                 let stored = self.layout(What::Tensor(l, 0)).stored;
                 self.images = stored.intersect(&Region::whole(self.shapes[l.0]));
@@ -241,8 +275,7 @@ impl<'a> Builder<'a> {
                     self.push(Action::Load { target: self.found[&What::Tensor(l, 0)], region: self.images });
                 }
             } else {
-                let geometry = Arc::new(self.geometry(l));
-                self.geometries[l.0] = Some(geometry.clone());
+                let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
                 if !geometry.region.is_empty() {
                     self.layer_forward(l, &geometry);
                 } else {
@@ -626,7 +659,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn parameter(&mut self, what: What, l: LayerId, p: usize, home: Home) -> BufferId {
+    pub fn parameter(&mut self, what: What, l: LayerId, p: usize, home: Home) -> BufferId {
         if let Some(&found) = self.found.get(&what) {
             return found;
         }
@@ -703,8 +736,9 @@ impl<'a> Builder<'a> {
             } else {
                 self.layer_backward(l);
             }
-            self.update(l);
+            self.update_all(l);
         }
+        self.update_buckets();
     }
 
     /// Brings home what consumers elsewhere added to a tensor's gradient, and clears its margins.
@@ -761,48 +795,50 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Sums a layer's parameter gradients over ranks and lets the optimizer have them.
-    fn update(&mut self, l: LayerId) {
+    /// Sums parameter gradients over ranks and lets the optimizer have them: those that are whole now, and those of buckets that
+    /// are complete.
+    fn update_all(&mut self, l: LayerId) {
         if self.is_idle(l) {
             return;
         }
         let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
-        let twin = fast::twin(&self.network.layers[l.0].kind);
-        let backward = twin.backward(&geometry);
-        let (team, _) = self.team(l);
+        let backward = fast::twin(&self.network.layers[l.0].kind).backward(&geometry);
+        self.leave_out(l, &backward);
         for (p, parameter) in self.network.parameters(l, self.shapes).iter().enumerate() {
-            if parameter.role != Role::Trained {
-                continue;
+            let in_bucket = self.buckets.iter().any(|b| b.members.iter().any(|m| (m.0, m.1) == (l, p)));
+            if parameter.role == Role::Trained && !in_bucket {
+                self.update(l, p);
             }
-            let gradient = self.operand(Subject::Layer(l), Operand::ParameterGradient(p));
-            if let Some(has_part) = self.gradient_parts(l, p, &backward) {
-                self.reduce(gradient, Number::Single, &team, &has_part, (l.0 as u64) << 12 | p as u64);
-            }
-            let update = self.options.update;
-            let len = self.buffers[gradient.0].bytes / 4;
-            for stage in update.stages(len) {
-                let subject = Subject::Update(l, p);
-                self.make(subject, &stage, 1);
-                let used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
-                let mut operands: Vec<(Operand, BufferId)> =
-                    used.into_iter().map(|o| (o, self.update_operand(l, p, o, len))).collect();
-                operands.sort();
-                operands.dedup();
-                let makes = stage.makes.clone();
-                self.push(Action::Update { layer: l, parameter: p, update, len, stage, operands });
-                for make in &makes {
-                    if let Make::Partial { number, strips, columns } = *make {
-                        let sum = self.buffer(What::Sum(subject, number), columns * 8);
-                        let partial = self.found[&What::Partial(subject, number)];
-                        self.push(Action::Fold { partial, sum, samples: 0..1, batch: 1, leaves: 1, strips });
-                    }
+        }
+        self.complete_buckets(l);
+    }
+
+    /// The optimizer's step of a parameter.
+    pub fn update(&mut self, l: LayerId, p: usize) {
+        let gradient = self.operand(Subject::Layer(l), Operand::ParameterGradient(p));
+        let (update, subject) = (self.options.update, Subject::Update(l, p));
+        let len = self.buffers[gradient.0].bytes / 4;
+        for stage in update.stages(len) {
+            self.make(subject, &stage, 1);
+            let used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
+            let mut operands: Vec<(Operand, BufferId)> =
+                used.into_iter().map(|o| (o, self.update_operand(l, p, o, len))).collect();
+            operands.sort();
+            operands.dedup();
+            let makes = stage.makes.clone();
+            self.push(Action::Update { layer: l, parameter: p, update, len, stage, operands });
+            for make in &makes {
+                if let Make::Partial { number, strips, columns } = *make {
+                    let sum = self.buffer(What::Sum(subject, number), columns * 8);
+                    let partial = self.found[&What::Partial(subject, number)];
+                    self.push(Action::Fold { partial, sum, samples: 0..1, batch: 1, leaves: 1, strips });
                 }
             }
         }
     }
 
     /// By rank, whether it has a part of a parameter's gradient; nothing where the gradient is whole already.
-    fn gradient_parts(&self, l: LayerId, p: usize, backward: &[Stage]) -> Option<Vec<bool>> {
+    pub fn gradient_parts(&self, l: LayerId, p: usize, backward: &[Stage]) -> Option<Vec<bool>> {
         let makes_it = |s: &&Stage| s.writes.contains(&Operand::ParameterGradient(p));
         let reads = backward.iter().find(makes_it).map_or(&[][..], |s| &s.reads);
         let is_sum = |o: &Operand| matches!(o, Operand::Sum(_));

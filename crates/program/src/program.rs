@@ -71,6 +71,8 @@ pub enum What {
     PartialGradient(LayerId),
     Parameter(LayerId, usize),
     ParameterGradient(LayerId, usize),
+    /// Gradients of several parameters side by side, called by the first.
+    Bucket(LayerId, usize),
     /// What the optimizer remembers: layer, parameter, number.
     State(LayerId, usize, usize),
     Internal(Subject, usize),
@@ -100,6 +102,8 @@ pub struct Buffer {
     pub home: Home,
     /// How a tensor lies in it.
     pub layout: Option<Layout>,
+    /// Where it lies inside another one, whose bytes it shares: that buffer and the first byte. Ops touch the other one.
+    pub within: Option<(BufferId, usize)>,
 }
 
 /// What kind of numbers is summed.

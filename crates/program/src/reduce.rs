@@ -6,53 +6,95 @@
 use crate::lower::Builder;
 use crate::program::{Action, BufferId, Number, Part, Purpose, What};
 use convoy_split::{Rank, block};
+use std::ops::Range;
+
+/// A sum over ranks whose parts are on their way.
+#[derive(Clone, Debug)]
+pub(crate) struct Reduction {
+    buffer: BufferId,
+    number: Number,
+    team: Vec<usize>,
+    /// This rank's position in the team.
+    me: usize,
+    subject: u64,
+    /// By position: its part of the slice that this rank reduces.
+    parts: Vec<Option<Part>>,
+}
+
+impl Reduction {
+    fn tag(&self, phase: u64, reducer: usize, from: usize) -> u64 {
+        Purpose::Reduction.tag() | self.subject << 24 | phase << 20 | (reducer as u64) << 10 | from as u64
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        (0..self.team.len()).filter(move |&q| q != me)
+    }
+
+    fn rank(&self, position: usize) -> Rank {
+        Rank(self.team[position])
+    }
+}
 
 impl Builder<'_> {
     /// Makes `buffer`, which holds this rank's part of a sum, hold the sum over the ranks of a team, in its order. `has_part`
     /// says by rank whether its part counts. `subject` keys the messages.
     pub fn reduce(&mut self, buffer: BufferId, number: Number, team: &[usize], has_part: &[bool], subject: u64) {
-        let (ranks, rank) = (team.len(), self.rank.0);
-        if ranks == 1 {
-            return;
+        if team.len() > 1 {
+            let reduction = self.begin_reduction(buffer, number, team, has_part, subject);
+            self.end_reduction(reduction);
         }
-        let me = team.iter().position(|&q| q == rank).expect("bug: a rank outside its team");
-        let has_part: Vec<bool> = team.iter().map(|&q| has_part[q]).collect();
-        let rank_of = |q: usize| Rank(team[q]);
-        let count = self.buffers[buffer.0].bytes / number.bytes();
-        let slice = |r: usize| {
-            let (start, end) = block(count, ranks, r);
-            start as usize * number.bytes()..end as usize * number.bytes()
-        };
-        let mine = slice(me);
-        let others: Vec<usize> = (0..ranks).filter(|&q| q != me).collect();
-        let staging = self.buffer(What::Parts, mine.len() * (ranks - 1));
-        let tag = |phase: u64, reducer: usize, from: usize| {
-            Purpose::Reduction.tag() | subject << 24 | phase << 20 | (reducer as u64) << 10 | from as u64
-        };
-        for &q in &others {
-            if has_part[me] {
-                self.send(Part { buffer, bytes: slice(q) }, rank_of(q), tag(0, q, me));
-            }
+    }
+
+    /// The first half: parts to their reducers.
+    pub fn begin_reduction(
+        &mut self,
+        buffer: BufferId,
+        number: Number,
+        team: &[usize],
+        has_part: &[bool],
+        subject: u64,
+    ) -> Reduction {
+        let me = team.iter().position(|&q| q == self.rank.0).expect("bug: a rank outside its team");
+        let mut reduction =
+            Reduction { buffer, number, team: team.to_vec(), me, subject, parts: vec![None; team.len()] };
+        let mine = self.slice(&reduction, me);
+        let staging = self.buffer(What::Parts, mine.len() * (team.len() - 1));
+        for q in reduction.others().filter(|_| has_part[team[me]]) {
+            let part = Part { buffer, bytes: self.slice(&reduction, q) };
+            self.send(part, reduction.rank(q), reduction.tag(0, q, me));
         }
-        let mut parts = vec![None; ranks];
-        for (i, &q) in others.iter().enumerate() {
-            if has_part[q] {
-                let part = Part { buffer: staging, bytes: i * mine.len()..(i + 1) * mine.len() };
-                self.receive(part.clone(), rank_of(q), tag(0, me, q));
-                parts[q] = Some(part);
-            }
+        for (i, q) in reduction.others().enumerate().filter(|(_, q)| has_part[team[*q]]) {
+            let part = Part { buffer: staging, bytes: i * mine.len()..(i + 1) * mine.len() };
+            self.receive(part.clone(), reduction.rank(q), reduction.tag(0, me, q));
+            reduction.parts[q] = Some(part);
         }
-        let own = Part { buffer, bytes: mine };
-        if has_part[me] {
-            parts[me] = Some(own.clone());
+        if has_part[team[me]] {
+            reduction.parts[me] = Some(Part { buffer, bytes: mine });
         }
+        reduction
+    }
+
+    /// The second half: each reducer's sum to everyone.
+    pub fn end_reduction(&mut self, reduction: Reduction) {
+        let (buffer, me) = (reduction.buffer, reduction.me);
+        let own = Part { buffer, bytes: self.slice(&reduction, me) };
+        let (parts, number) = (reduction.parts.clone(), reduction.number);
         self.push(Action::Combine { parts, into: own.clone(), number });
-        for &q in &others {
-            self.send(own.clone(), rank_of(q), tag(1, me, q));
+        for q in reduction.others() {
+            self.send(own.clone(), reduction.rank(q), reduction.tag(1, me, q));
         }
-        for &q in &others {
-            self.receive(Part { buffer, bytes: slice(q) }, rank_of(q), tag(1, q, me));
+        for q in reduction.others() {
+            let part = Part { buffer, bytes: self.slice(&reduction, q) };
+            self.receive(part, reduction.rank(q), reduction.tag(1, q, me));
         }
+    }
+
+    /// The bytes that a position reduces.
+    fn slice(&self, reduction: &Reduction, position: usize) -> Range<usize> {
+        let each = reduction.number.bytes();
+        let (start, end) = block(self.buffers[reduction.buffer.0].bytes / each, reduction.team.len(), position);
+        start as usize * each..end as usize * each
     }
 
     /// Sends part of a buffer, if there is anything in it.

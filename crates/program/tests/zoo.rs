@@ -31,12 +31,12 @@ fn every_network_becomes_a_program() {
 #[test]
 fn a_deep_network_splits_by_samples_and_by_rows() {
     let network = zoo::model("resnet18-cifar", Default::default()).unwrap();
-    let shapes = network.shapes(4).unwrap();
-    let one = lower(&network, &Strategy::single(&network), Rank(0), &options(4, Mode::Train)).unwrap();
+    let shapes = network.shapes(16).unwrap();
+    let one = lower(&network, &Strategy::single(&network), Rank(0), &options(16, Mode::Train)).unwrap();
     for (ranks, text) in [(2, "data"), (2, "spatial"), (4, "data:2,spatial:2")] {
         let strategy = Strategy::parse(text, ranks, &network, &shapes).unwrap();
         for rank in 0..ranks {
-            let program = lower(&network, &strategy, Rank(rank), &options(4, Mode::Train)).unwrap();
+            let program = lower(&network, &strategy, Rank(rank), &options(16, Mode::Train)).unwrap();
             assert_eq!(program.verify(), Ok(()), "{text}, rank {rank}");
             assert!(
                 program.sent_bytes() > 0 && program.memory.step_bytes < one.memory.step_bytes,

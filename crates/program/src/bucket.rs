@@ -1,0 +1,199 @@
+//! Buckets: gradients of several parameters that ranks add up together.
+//!
+//! A message costs the same however short it is, so gradients of small parameters lie side by side in one buffer and are summed
+//! as one, as soon as the last of them is there: while earlier layers still compute.
+//!
+//! Always true
+//! - A bucket's ranks have the same share of all its parameters, and all of them know it alike, whatever the batch is.
+//! - Each number is summed over ranks in tree order, as it would be alone: the same bits.
+
+use crate::lower::Builder;
+use crate::program::{Action, Home, Number, Part, What};
+use convoy_kernels::Stage;
+use convoy_kernels::fast;
+use convoy_net::{LayerId, Role};
+
+/// Buckets hold at least the least, or a quarter of all that their ranks have in common, but need not hold more than the most.
+const LEAST_BYTES: usize = 1 << 16;
+const MOST_BYTES: usize = 1 << 20;
+
+/// Parameters begin on cache lines, as kernels want them.
+const ALIGN: usize = 64;
+
+/// Gradients that are summed together.
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    /// The ranks that sum them, in order.
+    pub team: Vec<usize>,
+    /// Parameters in the order in which backward makes their gradients, each with its first byte.
+    pub members: Vec<(LayerId, usize, usize)>,
+    pub bytes: usize,
+}
+
+impl Bucket {
+    /// The parameter that it is called by.
+    pub fn first(&self) -> (LayerId, usize) {
+        let (l, p, _) = self.members[0];
+        (l, p)
+    }
+
+    /// The layer whose backward pass completes it.
+    pub fn last(&self) -> LayerId {
+        self.members.last().expect("bug: an empty bucket").0
+    }
+}
+
+impl Builder<'_> {
+    /// All buckets of this rank.
+    pub fn plan_buckets(&self) -> Vec<Bucket> {
+        let mut alone: Vec<Bucket> = vec![];
+        let layers = (1..self.network.layers.len()).rev().map(LayerId);
+        for l in layers.filter(|&l| self.wants_gradient[l.0] && !self.is_idle(l)) {
+            let geometry = self.geometries[l.0].as_ref().expect("bug: no geometry");
+            let twin = fast::twin(&self.network.layers[l.0].kind);
+            let backward = twin.backward(geometry);
+            let team = self.team(l).0;
+            for (p, parameter) in self.network.parameters(l, self.shapes).iter().enumerate() {
+                let is_summed = parameter.role == Role::Trained && self.gradient_parts(l, p, &backward).is_some();
+                if is_summed && team.len() > 1 {
+                    let bytes = (twin.packed(p, geometry) * 4).next_multiple_of(ALIGN);
+                    alone.push(Bucket { team: team.clone(), members: vec![(l, p, 0)], bytes });
+                }
+            }
+        }
+        let common = |team: &[usize]| alone.iter().filter(|b| b.team == team).map(|b| b.bytes).sum::<usize>();
+        let mut buckets: Vec<Bucket> = vec![];
+        for one in &alone {
+            let enough = (common(&one.team) / 4).clamp(LEAST_BYTES, MOST_BYTES);
+            match buckets.iter_mut().rev().find(|b| b.team == one.team).filter(|b| b.bytes < enough) {
+                Some(bucket) => {
+                    let (l, p, _) = one.members[0];
+                    bucket.members.push((l, p, bucket.bytes));
+                    bucket.bytes += one.bytes;
+                }
+                None => buckets.push(one.clone()),
+            }
+        }
+        buckets
+    }
+
+    /// Gives the gradients of buckets their places.
+    pub fn lay_out_buckets(&mut self) {
+        for bucket in self.buckets.clone() {
+            let (l, p) = bucket.first();
+            let outer = self.buffer(What::Bucket(l, p), bucket.bytes);
+            for (l, p, first) in bucket.members {
+                let gradient = self.parameter(What::ParameterGradient(l, p), l, p, Home::Step);
+                self.buffers[gradient.0].within = Some((outer, first));
+            }
+        }
+    }
+
+    /// After the backward pass of a layer: what of its gradients is no part of a sum is zero.
+    pub fn leave_out(&mut self, l: LayerId, backward: &[Stage]) {
+        let members = self.buckets.iter().flat_map(|b| &b.members);
+        let own: Vec<usize> = members.filter(|m| m.0 == l).map(|m| m.1).collect();
+        for p in own {
+            if self.gradient_parts(l, p, backward).is_some_and(|has_part| !has_part[self.rank.0]) {
+                let buffer = self.found[&What::ParameterGradient(l, p)];
+                let into = Part { buffer, bytes: 0..self.buffers[buffer.0].bytes };
+                self.push(Action::Combine { parts: vec![None], into, number: Number::Single });
+            }
+        }
+    }
+
+    /// What becomes of the buckets that a layer's backward pass completes: parts leave and arrive. What follows is written down
+    /// when the next ones are complete; until then nobody gets their bytes, who would have to wait for their sums.
+    pub fn complete_buckets(&mut self, l: LayerId) {
+        let complete: Vec<Bucket> = self.buckets.iter().filter(|b| b.last() == l).cloned().collect();
+        if complete.is_empty() {
+            return;
+        }
+        self.update_buckets();
+        for bucket in complete {
+            let (first, p) = bucket.first();
+            let (buffer, has_part) = (self.found[&What::Bucket(first, p)], self.parts_of(&bucket));
+            let subject = (first.0 as u64) << 12 | p as u64;
+            let reduction = self.begin_reduction(buffer, Number::Single, &bucket.team, &has_part, subject);
+            self.complete.push((bucket, reduction));
+        }
+    }
+
+    /// Sums buckets that are complete and lets the optimizer have them.
+    pub fn update_buckets(&mut self) {
+        for (bucket, reduction) in std::mem::take(&mut self.complete) {
+            self.end_reduction(reduction);
+            bucket.members.iter().for_each(|&(l, p, _)| self.update(l, p));
+        }
+    }
+
+    /// By rank: whether it has a part of any of the gradients.
+    fn parts_of(&self, bucket: &Bucket) -> Vec<bool> {
+        let mut has_part = vec![false; self.strategy.ranks];
+        for &(l, p, _) in &bucket.members {
+            let geometry = self.geometries[l.0].as_ref().expect("bug: no geometry");
+            let backward = fast::twin(&self.network.layers[l.0].kind).backward(geometry);
+            let parts = self.gradient_parts(l, p, &backward).expect("bug: a gradient that is whole");
+            has_part.iter_mut().zip(parts).for_each(|(any, one)| *any |= one);
+        }
+        has_part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Action, Options, Program, Purpose, Subject, What, lower};
+    use convoy_kernels::{Mode, Pass, Update};
+    use convoy_net::{Network, zoo};
+    use convoy_split::{Rank, Strategy};
+
+    fn program(net: &Network, strategy: &str, ranks: usize, rank: usize) -> Program {
+        let batch = 8;
+        let strategy = Strategy::parse(strategy, ranks, net, &net.shapes(batch).unwrap()).unwrap();
+        let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+        let (winograd, division) = Default::default();
+        let options = Options { batch, mode: Mode::Train, leaves: 8, winograd, update, division };
+        lower(net, &strategy, Rank(rank), &options).unwrap()
+    }
+
+    /// Of all buckets but the last, messages leave while gradients of activations are still to be computed; and there are fewer
+    /// messages than gradients.
+    #[test]
+    fn buckets_leave_before_the_backward_pass_ends() {
+        for (model, strategy, ranks) in [("resnet20", "data", 4), ("resnet20", "spatial", 2), ("lenet", "data", 2)] {
+            let net = zoo::model(model, Default::default()).unwrap().fused();
+            let program = program(&net, strategy, ranks, 1);
+            let ancestors = program.ancestors();
+            let is_backward = |o: &usize| match &program.ops[*o].action {
+                Action::Compute { subject: Subject::Layer(_), stage, .. } => {
+                    matches!(stage.pass, Pass::InputGradient(_))
+                }
+                _ => false,
+            };
+            let backward: Vec<usize> = (0..program.ops.len()).filter(is_backward).collect();
+            let buckets = program.buffers.iter().filter(|b| matches!(b.what, What::Bucket(..))).count();
+            assert!((2..=8).contains(&buckets), "{model}: {buckets} buckets");
+            let mut overlapped = std::collections::BTreeSet::new();
+            let mut messages = 0;
+            for (o, op) in program.ops.iter().enumerate() {
+                let part = match &op.action {
+                    Action::Send { from, tag, .. } if Purpose::of(*tag) == Purpose::Reduction => from,
+                    _ => continue,
+                };
+                let what = program.buffers[part.buffer.0].what;
+                if let What::Bucket(..) = what {
+                    messages += 1;
+                    // Neither waits for the other.
+                    if backward.iter().any(|&b| !ancestors[o].get(b) && !ancestors[b].get(o)) {
+                        overlapped.insert(what);
+                    }
+                }
+            }
+            assert!(overlapped.len() + 1 >= buckets, "{model} under {strategy}: {overlapped:?} of {buckets}");
+            // Two messages with every other rank for each bucket: one would be two for each gradient.
+            assert_eq!(messages, 2 * (ranks - 1) * buckets, "{model} under {strategy}");
+            let gradients = program.buffers.iter().filter(|b| b.within.is_some()).count();
+            assert!(gradients > 2 * buckets, "{model}: {gradients} gradients in {buckets} buckets");
+        }
+    }
+}
