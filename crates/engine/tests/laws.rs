@@ -107,6 +107,27 @@ fn forked() -> Network {
     net
 }
 
+/// Fewer channels from layer to layer: gradients of outputs are what is shorter to send.
+fn narrowing() -> Network {
+    let mut net = Network::new("narrowing", &[3, 18, 13]);
+    net.push("wide", Kind::Convolution(Convolution::new(64, &[3, 3]).padding(1)));
+    net.push("relu", Kind::Activation(Activation::Tanh));
+    net.push("down", Kind::Convolution(Convolution::new(32, &[5, 3]).padding(1).stride(2)));
+    net.push("norm", Kind::BatchNorm(BatchNorm::default()));
+    let up = TransposedConvolution {
+        filters: 16,
+        windows: Windows { kernel: vec![3, 3], stride: vec![2, 2], padding: vec![[1, 1], [1, 1]], dilation: vec![] },
+        output_padding: vec![],
+        groups: 1,
+        bias: true,
+    };
+    net.push("up", Kind::TransposedConvolution(up));
+    net.push("act", Kind::Activation(Activation::Silu));
+    net.push("last", Kind::Convolution(Convolution::new(3, &[3, 3]).padding(1)));
+    net.loss = Loss::MeanSquaredError;
+    net
+}
+
 fn strategy(text: &str, ranks: usize, net: &Network, batch: usize) -> Strategy {
     Strategy::parse(text, ranks, net, &net.shapes(batch).unwrap()).unwrap()
 }
@@ -116,8 +137,8 @@ fn run_one(net: &Network, batch: usize, count: usize) -> Outcome {
     run(net, &Strategy::single(net), plain(batch), count)
 }
 
-fn networks() -> [(Network, usize); 4] {
-    [(residual(true), 8), (hourglass(), 4), (odd(), 8), (forked(), 4)]
+fn networks() -> [(Network, usize); 5] {
+    [(residual(true), 8), (hourglass(), 4), (odd(), 8), (forked(), 4), (narrowing(), 4)]
 }
 
 #[test]

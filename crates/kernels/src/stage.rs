@@ -20,7 +20,7 @@ pub enum Operand {
     Input(usize),
     /// The output, as forward wrote it.
     Output,
-    /// The gradient of the output; zero wherever it is stored but not owned.
+    /// The gradient of the output; wherever it is stored but not owned it is another rank's, or zero.
     OutputGradient,
     /// The gradient of an input.
     InputGradient(usize),

@@ -9,6 +9,7 @@
 
 mod bucket;
 mod depend;
+mod gather;
 mod holding;
 mod lower;
 mod memory;

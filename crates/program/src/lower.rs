@@ -6,6 +6,7 @@
 
 use crate::bucket::Bucket;
 use crate::depend::depend;
+use crate::gather::Cut;
 use crate::holding::{Holding, holdings};
 use crate::memory::MemoryPlan;
 use crate::norm::{NormOver, makes_statistics};
@@ -70,6 +71,8 @@ pub(crate) struct Builder<'a> {
     pub parts: Vec<Parts>,
     /// By layer: the forms in which ranks have its output.
     holdings: Vec<Vec<Holding>>,
+    /// By layer: whether consumers of its output gather gradients, rather than send them back.
+    pub gathered: Vec<bool>,
     /// By layer: whether its output's gradient is wanted.
     pub wants_gradient: Vec<bool>,
     pub geometries: Vec<Option<Arc<Geometry>>>,
@@ -95,9 +98,12 @@ impl<'a> Builder<'a> {
     ) -> Builder<'a> {
         let parts = Parts::all(network, shapes, strategy);
         let layers = (0..network.layers.len()).map(LayerId);
-        let holdings = layers.map(|l| holdings(network, shapes, &parts, l)).collect();
+        let holdings: Vec<_> = layers.map(|l| holdings(network, shapes, &parts, l)).collect();
         let wanted = network.wanted_gradients(shapes).into_iter();
-        let wants_gradient = wanted.map(|wanted| wanted && options.mode == Mode::Train).collect();
+        let wants_gradient: Vec<bool> = wanted.map(|wanted| wanted && options.mode == Mode::Train).collect();
+        let cut = Cut { network, shapes, parts: &parts };
+        let gathers = |l: usize| wants_gradient[l] && cut.gathers(LayerId(l), &holdings[l][0]);
+        let gathered = (0..network.layers.len()).map(gathers).collect();
         Builder {
             strategy,
             rank,
@@ -108,6 +114,7 @@ impl<'a> Builder<'a> {
             ops: vec![],
             parts,
             holdings,
+            gathered,
             wants_gradient,
             geometries: vec![None; network.layers.len()],
             buckets: vec![],
@@ -246,6 +253,15 @@ impl<'a> Builder<'a> {
                 self.parts[l.0].read_for(&g.region, self.network, self.shapes, l, i, self.rank.0).intersect(&all)
             }
             (Operand::Input(_), _) | (Operand::Output, _) => g.region,
+            // Weights' gradients are summed over this rank's outputs; inputs' need others' too.
+            (Operand::OutputGradient, Subject::Layer(l)) if self.gathers(l, 0) => match &g.input_gradients[0] {
+                Some((_, region)) => {
+                    let inputs = self.network.input_shapes(l, self.shapes);
+                    let kind = &self.network.layers[l.0].kind;
+                    g.region.hull(&reached(kind, &inputs, self.shapes[l.0], 0, region).intersect(&all))
+                }
+                None => g.region,
+            },
             (Operand::InputGradient(i), _) => g.input_gradients[i].as_ref().expect("bug: an unwanted gradient").1,
             _ => all,
         };
@@ -326,7 +342,7 @@ impl<'a> Builder<'a> {
             self.tensor_buffer(What::Tensor(l, k), &layout);
             if self.wants_gradient[l.0] {
                 let mut stored = own_or_nothing(k, own);
-                stored = stored.hull(&self.holdings[l.0][k].gradient_region(self.rank.0, self.shapes[l.0]));
+                stored = stored.hull(&self.held_gradient(l, k));
                 if k == 0 && !self.parts[l.0].are_partial() {
                     stored = stored.hull(&self.gradient_margin(l));
                 }
@@ -407,8 +423,17 @@ impl<'a> Builder<'a> {
     fn gradient_region(&self, l: LayerId, i: usize) -> Region {
         let input = self.network.layers[l.0].inputs[i];
         let read = self.parts[l.0].read(self.network, self.shapes, l, i, self.rank.0);
-        let held = self.holding_of(input, l, i).1.gradient_region(self.rank.0, self.shapes[input.0]);
-        or_no_samples(read.intersect(&held), read.range(Axis::Channel), self.shapes[input.0])
+        let held = self.held_gradient(input, self.holding_of(input, l, i).0);
+        let region = if self.gathers(l, i) { held } else { read.intersect(&held) };
+        or_no_samples(region, read.range(Axis::Channel), self.shapes[input.0])
+    }
+
+    /// The part of a holding's gradient that consumers compute on this rank.
+    fn held_gradient(&self, tensor: LayerId, k: usize) -> Region {
+        match k == 0 && self.gathered[tensor.0] {
+            true => self.own(tensor),
+            false => self.holdings[tensor.0][k].gradient_region(self.rank.0, self.shapes[tensor.0]),
+        }
     }
 
     /// The form in which a consumer reads a tensor.
@@ -491,7 +516,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Moves regions from the holding `from` of the sources to `to` of the targets.
-    fn exchange(&mut self, exchange: &Exchange, from: What, to: What, add: bool, subject: u64) {
+    pub fn exchange(&mut self, exchange: &Exchange, from: What, to: What, add: bool, subject: u64) {
         let me = self.rank;
         let near = |what: What| matches!(what, What::Tensor(_, 0) | What::Gradient(_, 0));
         let purpose = if near(from) && near(to) { Purpose::Halo } else { Purpose::Redistribution };
@@ -731,6 +756,7 @@ impl<'a> Builder<'a> {
             }
             self.complete_gradient(l);
             self.gather_gradient(l);
+            self.gather_halo(l);
             if self.computed(l).is_empty() {
                 self.stand_in(l, true);
             } else {
@@ -750,7 +776,7 @@ impl<'a> Builder<'a> {
                 self.clear(target, Region::EMPTY);
             }
         }
-        for k in 0..self.holdings[l.0].len() {
+        for k in usize::from(self.gathered[l.0])..self.holdings[l.0].len() {
             let back = self.holdings[l.0][k].exchange.adjoint();
             let subject = (l.0 as u64) << 16 | (k as u64) << 12;
             self.exchange(&back, What::Gradient(l, k), What::Gradient(l, 0), true, subject);
@@ -763,8 +789,8 @@ impl<'a> Builder<'a> {
         let mut geometry = Geometry::clone(self.geometries[l.0].as_ref().expect("bug: no geometry"));
         for (i, input) in self.network.layers[l.0].inputs.iter().enumerate() {
             if self.wants_gradient[input.0] {
-                let (k, holding) = self.holding_of(*input, l, i);
-                let held = holding.gradient_region(self.rank.0, self.shapes[input.0]);
+                let (k, _) = self.holding_of(*input, l, i);
+                let held = self.held_gradient(*input, k);
                 let what = What::Gradient(*input, k);
                 geometry.accumulate[i] = self.begun.insert(what, ()).is_some();
                 // What this layer did not read but others did, or will be asked for, begins at zero.
@@ -776,16 +802,16 @@ impl<'a> Builder<'a> {
         }
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let stages = twin.backward(&geometry);
-        let pieces = if keeps(&stages) { vec![] } else { self.gradient_pieces(l, &geometry) };
-        if pieces.is_empty() {
+        let (first, last) = if keeps(&stages) { Default::default() } else { self.gradient_pieces(l, &geometry) };
+        if last.is_empty() {
             return self.stages(Subject::Layer(l), stages, &Arc::new(geometry));
         }
-        // What others wait for first, what nobody waits for last; weight gradients, which are not cut, in between.
+        // Weight gradients, which are not cut, in between.
         let weights = Geometry { input_gradients: vec![None], ..geometry.clone() };
         let weight_stages = twin.backward(&weights);
-        let (before, last, weights) = (weight_stages.len(), pieces.len() - 1, Arc::new(weights));
-        for (number, region) in pieces.into_iter().enumerate() {
-            if number == last {
+        let (before, middle, weights) = (weight_stages.len(), first.len(), Arc::new(weights));
+        for (number, region) in first.into_iter().chain(last).enumerate() {
+            if number == middle {
                 self.stages(Subject::Layer(l), weight_stages.clone(), &weights);
             }
             let gradient = geometry.input_gradients[0].clone().map(|(layout, _)| (layout, region));

@@ -29,24 +29,28 @@ impl Builder<'_> {
         [vec![interior], outside(&geometry.region, &interior)].concat()
     }
 
-    /// The part of a layer's input gradient that goes to others, in boxes, then the rest; nothing where it is not cut.
-    pub fn gradient_pieces(&self, l: LayerId, geometry: &Geometry) -> Vec<Region> {
+    /// A layer's input gradient in boxes, those that are computed before its weights' gradients and those after: what others wait
+    /// for first, or else what waits for others last. Nothing where it is not cut.
+    pub fn gradient_pieces(&self, l: LayerId, geometry: &Geometry) -> (Vec<Region>, Vec<Region>) {
         let (&[input], [Some((_, region))]) = (&self.network.layers[l.0].inputs[..], &geometry.input_gradients[..])
         else {
-            return vec![];
+            return (vec![], vec![]);
         };
+        if self.gathers(l, 0) {
+            return self.gathered_pieces(l, region);
+        }
         let (_, holding) = self.holding_of(input, l, 0);
         let leaves = holding.exchange.transfers.iter().filter(|t| t.target == self.rank && t.source != self.rank);
         let stays = leaves.fold(*region, |stays, t| without(&stays, &t.region.shifted(t.shift), 1));
-        if stays.is_empty() || stays == *region {
-            return vec![];
+        match stays.is_empty() || stays == *region {
+            true => (vec![], vec![]),
+            false => (outside(region, &stays), vec![stays]),
         }
-        [outside(region, &stays), vec![stays]].concat()
     }
 }
 
 /// The largest part of a region that keeps clear of another, cut along one axis at a multiple of the grain.
-fn without(all: &Region, late: &Region, grain: isize) -> Region {
+pub(crate) fn without(all: &Region, late: &Region, grain: isize) -> Region {
     if all.intersect(late).is_empty() {
         return *all;
     }

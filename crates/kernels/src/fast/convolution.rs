@@ -39,6 +39,9 @@ impl Fast for Convolution {
     fn grain(&self, g: &Geometry) -> usize {
         windowed(self, g).grain(g)
     }
+    fn is_linear(&self) -> bool {
+        true
+    }
     fn algorithm(&self, pass: Pass, g: &Geometry) -> Option<&'static str> {
         windowed(self, g).algorithm(pass, g)
     }

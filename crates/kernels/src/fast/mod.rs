@@ -69,6 +69,11 @@ pub trait Fast {
         1
     }
 
+    /// Whether an input's gradient follows from the output's gradient and from parameters alone.
+    fn is_linear(&self) -> bool {
+        false
+    }
+
     /// Which of several ways a pass is computed.
     fn algorithm(&self, _pass: Pass, _geometry: &Geometry) -> Option<&'static str> {
         None

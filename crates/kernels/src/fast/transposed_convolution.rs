@@ -29,6 +29,9 @@ impl Fast for TransposedConvolution {
     fn prepare(&self, pass: Pass, g: &Geometry) -> Box<dyn Kernel> {
         windowed(self, g).prepare(pass, g)
     }
+    fn is_linear(&self) -> bool {
+        true
+    }
     fn algorithm(&self, pass: Pass, g: &Geometry) -> Option<&'static str> {
         windowed(self, g).algorithm(pass, g)
     }
