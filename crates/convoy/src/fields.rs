@@ -118,6 +118,7 @@ pub static FIELDS: &[Field] = &[
     field("parallel.threads", "threads", "N", Form::UpTo(256), Follows("cores that this process may use, divided by ranks"), "threads of each rank; they never change the result"),
     field("parallel.strategy", "strategy", "WORDS", Form::Text, Is("\"data\""), "how layers are split over ranks: data, spatial, filter, channel, a product such as data:2,spatial:2x2, a plan's file (.json), or auto: what is predicted to be fastest"),
     field("parallel.batch_norm", "batch-norm", "OVER", Form::Choice(&["global", "team", "local"]), Is("\"global\""), "whose samples batch norm takes together in training: the global batch's, those of ranks that share samples, or each rank's own"),
+    field("parallel.home", "home", "WHERE", Form::Choice(&["everywhere", "sharded"]), Is("\"everywhere\""), "where weights and the optimizer's state live: with every rank that uses them, or divided over these, pulled before use; the same result"),
     field("parallel.memory", "memory", "SIZE", Form::Text, Follows("all that the system has"), "the most that a rank may hold, such as 3GiB"),
     field("parallel.deadline", "deadline", "SECONDS", Form::Whole { least: 1 }, Is("300"), "how long a rank waits for another before it gives up, at least; it warns after half of it"),
     field("run.name", "name", "NAME", Form::Text, Follows("the network's"), "what the run's folder is called, before the time"),

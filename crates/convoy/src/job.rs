@@ -11,7 +11,7 @@ use crate::fields::{TEST_WORDS, WINOGRAD};
 use crate::plan_file;
 use convoy_kernels::Winograd;
 use convoy_net::Loss;
-use convoy_program::NormOver;
+use convoy_program::{NormOver, ParameterHome};
 use convoy_train::data::{Augment, DataSpec, NpyFiles};
 use convoy_train::{Optimizer, Schedule, text_digest};
 use serde::{Deserialize, Serialize};
@@ -89,6 +89,8 @@ pub struct ParallelFields {
     pub strategy: String,
     #[serde(with = "NormWords")]
     pub batch_norm: NormOver,
+    #[serde(with = "HomeWords")]
+    pub home: ParameterHome,
     /// Of each rank, such as `3GiB`.
     pub memory: Option<String>,
     /// Seconds.
@@ -102,6 +104,14 @@ enum NormWords {
     Global,
     Team,
     Local,
+}
+
+/// Where parameters live, as people write it.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "ParameterHome", rename_all = "lowercase")]
+enum HomeWords {
+    Everywhere,
+    Sharded,
 }
 
 /// What is kept.
@@ -203,6 +213,10 @@ impl Job {
             if let Some(wrong) = deviation.iter().find(|d| !(**d > 0.0 && d.is_finite())) {
                 errors.push(Error::at("data.normalise.deviation", format!("{wrong} is not possible\n  help: above 0")));
             }
+        }
+        if self.parallel.home == ParameterHome::Sharded && matches!(self.train.optimizer, Optimizer::Lars(_)) {
+            let flaw = "lars needs whole parameters, sharded ones are divided over ranks\n  help: everywhere, or another optimizer";
+            errors.push(Error::at("parallel.home", flaw));
         }
         let loss = self.network.loss.map(|loss| loss.check());
         if let Some(Err(misfit)) = loss {

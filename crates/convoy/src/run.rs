@@ -148,7 +148,7 @@ impl Ready {
         Ok(Setup {
             network: self.network.clone(),
             strategy: self.strategy.clone(),
-            division: Division { norm: job.parallel.batch_norm },
+            division: Division { norm: job.parallel.batch_norm, home: job.parallel.home },
             threads: job.parallel.threads.unwrap_or(1),
             batch: job.train.batch,
             steps: self.steps(),

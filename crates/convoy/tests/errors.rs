@@ -86,6 +86,12 @@ fn numbers_that_are_not_possible() {
         "train --mean 0.5,0.5 --deviation 1,1",
         "error: --mean: normalisation has 2 means, images have 1 channels",
     );
+    check(
+        &place,
+        "train --home sharded --optimizer lars",
+        "error: --home: lars needs whole parameters, sharded ones are divided over ranks\n  \
+         help: everywhere, or another optimizer",
+    );
 }
 
 #[test]
@@ -467,10 +473,10 @@ fn runs_that_cannot_go_on() {
 #[test]
 fn a_budget_that_one_rank_cannot_keep_is_refused_with_what_would_fit() {
     let place = Place::new();
-    let words = "train --model unet --data synthetic:1x128x128:8 --batch 1 --steps 1 --threads 1 --optimizer sgd";
-    let said = place.bad(&format!("{words} --memory 430MiB"));
+    let words = "train --model unet --data synthetic:1x256x256:8 --batch 1 --steps 1 --threads 1 --optimizer sgd";
+    let said = place.bad(&format!("{words} --memory 520MiB"));
     assert!(said.starts_with("error: --memory: a rank needs "), "{said}");
-    assert!(said.contains(" under data:1 on 1 rank, 430.0 MiB is allowed\n  help: --ranks "), "{said}");
+    assert!(said.contains(" under data:1 on 1 rank, 520.0 MiB is allowed\n  help: --ranks "), "{said}");
     assert!(place.runs().is_empty());
     check(
         &place,

@@ -11,7 +11,7 @@ use harness::*;
 /// One step of a batch whose parts are normed each for itself.
 fn together(net: &Network, batch: usize, ranks: usize, text: &str, norm: NormOver) -> Outcome {
     let strategy = Strategy::parse(text, ranks, net, &net.shapes(batch).unwrap()).unwrap();
-    run(net, &strategy, Way { division: Division { norm }, ..plain(batch) }, 1)
+    run(net, &strategy, Way { division: Division { norm, ..Division::default() }, ..plain(batch) }, 1)
 }
 
 /// One step of each part, a first sample and how many, alone, put together: losses and whatever comes from gradients are means, for the loss is one;

@@ -7,10 +7,10 @@
 //! - A bucket's ranks have the same share of all its parameters, and all of them know it alike, whatever the batch is.
 //! - Each number is summed over ranks in tree order, as it would be alone: the same bits.
 
+use crate::home::slice;
 use crate::lower::Builder;
 use crate::program::{Action, Home, Number, Part, What};
-use convoy_kernels::Stage;
-use convoy_kernels::fast;
+use convoy_kernels::{Geometry, Mode, Stage, fast};
 use convoy_net::{LayerId, Role};
 
 /// Buckets hold at least the least, or a quarter of all that their ranks have in common, but need not hold more than the most.
@@ -48,15 +48,14 @@ impl Builder<'_> {
     pub fn plan_buckets(&self) -> Vec<Bucket> {
         let mut alone: Vec<Bucket> = vec![];
         let layers = (1..self.network.layers.len()).rev().map(LayerId);
-        for l in layers.filter(|&l| self.wants_gradient[l.0] && !self.is_idle(l)) {
-            let geometry = self.geometries[l.0].as_ref().expect("bug: no geometry");
-            let twin = fast::twin(&self.network.layers[l.0].kind);
-            let backward = twin.backward(geometry);
+        let wanted = self.network.wanted_gradients(self.shapes);
+        for l in layers.filter(|&l| wanted[l.0] && !self.is_idle(l)) {
+            let backward = self.weight_stages(l);
             let team = self.team(l).0;
             for (p, parameter) in self.network.parameters(l, self.shapes).iter().enumerate() {
                 let is_summed = parameter.role == Role::Trained && self.gradient_parts(l, p, &backward).is_some();
                 if is_summed && team.len() > 1 {
-                    let bytes = (twin.packed(p, geometry) * 4).next_multiple_of(ALIGN);
+                    let bytes = self.packed_bytes(l, p).next_multiple_of(ALIGN);
                     alone.push(Bucket { team: team.clone(), members: vec![(l, p, 0)], bytes });
                 }
             }
@@ -75,6 +74,16 @@ impl Builder<'_> {
             }
         }
         buckets
+    }
+
+    /// The stages that make a layer's weight gradients, also where a program only evaluates: buckets are the same for all of a
+    /// rank's programs.
+    fn weight_stages(&self, l: LayerId) -> Vec<Stage> {
+        let geometry = self.geometries[l.0].as_ref().expect("bug: no geometry");
+        let output_gradient = Some(geometry.output.layout.clone());
+        let input_gradients = vec![None; geometry.inputs.len()];
+        let geometry = Geometry { mode: Mode::Train, output_gradient, input_gradients, ..Geometry::clone(geometry) };
+        fast::twin(&self.network.layers[l.0].kind).backward(&geometry)
     }
 
     /// Gives the gradients of buckets their places.
@@ -114,7 +123,11 @@ impl Builder<'_> {
             let (first, p) = bucket.first();
             let (buffer, has_part) = (self.found[&What::Bucket(first, p)], self.parts_of(&bucket));
             let subject = (first.0 as u64) << 12 | p as u64;
-            let reduction = self.begin_reduction(buffer, Number::Single, &bucket.team, &has_part, subject);
+            let slices = match self.is_sharded() {
+                true => (0..bucket.team.len()).map(|q| slice(&bucket, q)).collect(),
+                false => self.slices(buffer, Number::Single, bucket.team.len()),
+            };
+            let reduction = self.begin_reduction((buffer, Number::Single), slices, &bucket.team, &has_part, subject);
             self.complete.push((bucket, reduction));
         }
     }
@@ -122,6 +135,10 @@ impl Builder<'_> {
     /// Sums buckets that are complete and lets the optimizer have them.
     pub fn update_buckets(&mut self) {
         for (bucket, reduction) in std::mem::take(&mut self.complete) {
+            if self.is_sharded() {
+                self.push_bucket(&bucket, &reduction);
+                continue;
+            }
             self.end_reduction(reduction);
             bucket.members.iter().for_each(|&(l, p, _)| self.update(l, p));
         }
@@ -131,9 +148,7 @@ impl Builder<'_> {
     fn parts_of(&self, bucket: &Bucket) -> Vec<bool> {
         let mut has_part = vec![false; self.strategy.ranks];
         for &(l, p, _) in &bucket.members {
-            let geometry = self.geometries[l.0].as_ref().expect("bug: no geometry");
-            let backward = fast::twin(&self.network.layers[l.0].kind).backward(geometry);
-            let parts = self.gradient_parts(l, p, &backward).expect("bug: a gradient that is whole");
+            let parts = self.gradient_parts(l, p, &self.weight_stages(l)).expect("bug: a gradient that is whole");
             has_part.iter_mut().zip(parts).for_each(|(any, one)| *any |= one);
         }
         has_part

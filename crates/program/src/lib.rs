@@ -11,6 +11,7 @@ mod bucket;
 mod depend;
 mod gather;
 mod holding;
+mod home;
 mod lower;
 mod memory;
 mod norm;
@@ -20,7 +21,10 @@ mod prioritise;
 mod program;
 mod reduce;
 
+pub use home::ParameterHome;
 pub use lower::{Division, Options, lower};
 pub use memory::MemoryPlan;
 pub use norm::NormOver;
-pub use program::{Access, Action, Buffer, BufferId, Home, Number, Op, OpId, Part, Program, Purpose, Subject, What};
+pub use program::{
+    Access, Action, Buffer, BufferId, Home, KeptAt, Number, Op, OpId, Part, Program, Purpose, Shard, Subject, What,
+};

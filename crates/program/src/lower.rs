@@ -8,6 +8,7 @@ use crate::bucket::Bucket;
 use crate::depend::depend;
 use crate::gather::Cut;
 use crate::holding::{Holding, holdings};
+use crate::home::ParameterHome;
 use crate::memory::MemoryPlan;
 use crate::norm::{NormOver, makes_statistics};
 use crate::parts::Parts;
@@ -43,6 +44,7 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Division {
     pub norm: NormOver,
+    pub home: ParameterHome,
 }
 
 /// The program of one rank. The network must be verified and the strategy must fit it.
@@ -153,7 +155,7 @@ impl<'a> Builder<'a> {
         self.buffer_with(what, bytes, Home::Step, None)
     }
 
-    fn buffer_with(&mut self, what: What, bytes: usize, home: Home, layout: Option<Layout>) -> BufferId {
+    pub fn buffer_with(&mut self, what: What, bytes: usize, home: Home, layout: Option<Layout>) -> BufferId {
         if let Some(&found) = self.found.get(&what) {
             debug_assert_eq!(self.buffers[found.0].bytes, bytes, "bug: {what:?} has two sizes");
             return found;
@@ -276,9 +278,14 @@ impl<'a> Builder<'a> {
                 self.geometries[l.0] = Some(Arc::new(self.geometry(l)));
             }
         }
-        if self.options.mode == Mode::Train {
+        if self.options.mode == Mode::Train || self.is_sharded() {
             self.buckets = self.plan_buckets();
+        }
+        if self.options.mode == Mode::Train {
             self.lay_out_buckets();
+        }
+        if self.is_sharded() {
+            self.lay_out_shards();
         }
     }
 
@@ -291,6 +298,7 @@ impl<'a> Builder<'a> {
                     self.push(Action::Load { target: self.found[&What::Tensor(l, 0)], region: self.images });
                 }
             } else {
+                self.pull(l, 0);
                 let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
                 if !geometry.region.is_empty() {
                     self.layer_forward(l, &geometry);
@@ -671,7 +679,11 @@ impl<'a> Builder<'a> {
             Operand::Output => self.found[&self.written(l).0],
             Operand::OutputGradient => self.found[&self.written(l).1],
             Operand::InputGradient(i) => self.found[&What::Gradient(inputs[i], holding(self, i))],
-            Operand::Parameter(p) => self.parameter(What::Parameter(l, p), l, p, Home::Kept),
+            Operand::Parameter(p) => {
+                // The last time it was pulled, if it was.
+                let pulled = [1, 0].into_iter().find_map(|pass| self.found.get(&What::Pulled(l, p, pass)).copied());
+                pulled.unwrap_or_else(|| self.parameter(What::Parameter(l, p), l, p, Home::Kept))
+            }
             Operand::ParameterGradient(p) => self.parameter(What::ParameterGradient(l, p), l, p, Home::Step),
             Operand::Internal(k) => {
                 let own = self.found.get(&self.internal(subject, k));
@@ -688,10 +700,14 @@ impl<'a> Builder<'a> {
         if let Some(&found) = self.found.get(&what) {
             return found;
         }
+        self.buffer_with(what, self.packed_bytes(l, p), home, None)
+    }
+
+    /// Bytes of this rank's share of a parameter in kernel order.
+    pub fn packed_bytes(&self, l: LayerId, p: usize) -> usize {
         let geometry = self.geometries[l.0].as_ref().expect("bug: parameters of a layer without a geometry");
         let twin = fast::twin(&self.network.layers[l.0].kind);
-        let len = if self.is_idle(l) { 0 } else { twin.packed(p, geometry) };
-        self.buffer_with(what, len * 4, home, None)
+        if self.is_idle(l) { 0 } else { twin.packed(p, geometry) * 4 }
     }
 
     fn target(&mut self) -> BufferId {
@@ -757,6 +773,9 @@ impl<'a> Builder<'a> {
             self.complete_gradient(l);
             self.gather_gradient(l);
             self.gather_halo(l);
+            if self.network.layers[l.0].inputs.iter().any(|input| self.wants_gradient[input.0]) {
+                self.pull(l, 1);
+            }
             if self.computed(l).is_empty() {
                 self.stand_in(l, true);
             } else {
@@ -896,12 +915,16 @@ impl<'a> Builder<'a> {
         // Running statistics are written without ever being read in training; they exist all the same.
         for l in (0..self.network.layers.len()).map(LayerId) {
             for p in 0..self.network.parameters(l, self.shapes).len() {
+                if self.found.contains_key(&What::Pulled(l, p, 0)) {
+                    continue;
+                }
                 self.parameter(What::Parameter(l, p), l, p, Home::Kept);
             }
         }
         let measured = self.found[&What::Sum(Subject::Loss, 0)];
         let output = self.found[&What::Tensor(self.network.output(), 0)];
         let (owned, targets) = (self.own(self.network.output()), self.targets());
+        let shards = self.shards();
         let mut program = Program {
             rank: self.rank,
             ranks: self.strategy.ranks,
@@ -910,6 +933,7 @@ impl<'a> Builder<'a> {
             buffers: self.buffers,
             ops: self.ops,
             memory: MemoryPlan::default(),
+            shards,
             geometries: self.geometries,
             images: self.images,
             owned,

@@ -62,7 +62,7 @@ impl Builder<'_> {
         for operand in &stage.writes {
             if let Operand::Parameter(p) = *operand {
                 let buffer = self.parameter_buffer(l, p);
-                self.tell(buffer, l, (l.0 as u64) << 16 | 1 << 15 | p as u64);
+                self.tell(buffer, l, (l.0 as u64) << 16 | p as u64);
             }
         }
     }
@@ -72,7 +72,7 @@ impl Builder<'_> {
         let (team, has_part) = self.team(l);
         let Some(&first) = team.iter().find(|&&q| has_part[q]) else { return };
         let part = Part { buffer, bytes: 0..self.buffers[buffer.0].bytes };
-        let tag = Purpose::Redistribution.tag() | subject << 20;
+        let tag = Purpose::Redistribution.tag() | 1 << 57 | subject << 20;
         for (i, &q) in team.iter().enumerate().filter(|(_, q)| **q != first) {
             if self.rank.0 == first {
                 self.send(part.clone(), convoy_split::Rank(q), tag | i as u64);

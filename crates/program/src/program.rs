@@ -75,6 +75,14 @@ pub enum What {
     Bucket(LayerId, usize),
     /// What the optimizer remembers: layer, parameter, number.
     State(LayerId, usize, usize),
+    /// Of the parameters of a bucket, called by its first, the slice that this rank keeps; what the optimizer remembers of it;
+    /// and the gradient that others pushed.
+    Shard(LayerId, usize),
+    ShardState(LayerId, usize, usize),
+    Pushed(LayerId, usize),
+    /// All parameters of a bucket, pulled for a pass (0 forward, 1 backward); and one of them.
+    Pull(LayerId, usize, usize),
+    Pulled(LayerId, usize, usize),
     Internal(Subject, usize),
     Partial(Subject, usize),
     Sum(Subject, usize),
@@ -230,6 +238,23 @@ impl Op {
     }
 }
 
+/// Parameters that lie side by side, divided over ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Layer, number and first float of each.
+    pub members: Vec<(LayerId, usize, usize)>,
+    /// The floats that this rank keeps.
+    pub own: Range<usize>,
+}
+
+/// Where a rank keeps what it has of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptAt {
+    pub parameter: What,
+    /// Where the parameter's first float would be.
+    pub first: isize,
+}
+
 /// All that one rank does in one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
@@ -240,6 +265,8 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     pub ops: Vec<Op>,
     pub memory: MemoryPlan,
+    /// Parameters of which this rank keeps a slice.
+    pub shards: Vec<Shard>,
     /// Per layer that computes: where it works on this rank.
     pub geometries: Vec<Option<Arc<Geometry>>>,
     /// The region of the batch that this rank loads.

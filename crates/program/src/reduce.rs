@@ -18,7 +18,9 @@ pub(crate) struct Reduction {
     me: usize,
     subject: u64,
     /// By position: its part of the slice that this rank reduces.
-    parts: Vec<Option<Part>>,
+    pub parts: Vec<Option<Part>>,
+    /// By position: the bytes that it reduces.
+    slices: Vec<Range<usize>>,
 }
 
 impl Reduction {
@@ -41,27 +43,37 @@ impl Builder<'_> {
     /// says by rank whether its part counts. `subject` keys the messages.
     pub fn reduce(&mut self, buffer: BufferId, number: Number, team: &[usize], has_part: &[bool], subject: u64) {
         if team.len() > 1 {
-            let reduction = self.begin_reduction(buffer, number, team, has_part, subject);
+            let slices = self.slices(buffer, number, team.len());
+            let reduction = self.begin_reduction((buffer, number), slices, team, has_part, subject);
             self.end_reduction(reduction);
         }
+    }
+
+    /// By position: the bytes that it reduces of a buffer.
+    pub fn slices(&self, buffer: BufferId, number: Number, ranks: usize) -> Vec<Range<usize>> {
+        let each = number.bytes();
+        let slice = |position: usize| {
+            let (start, end) = block(self.buffers[buffer.0].bytes / each, ranks, position);
+            start as usize * each..end as usize * each
+        };
+        (0..ranks).map(slice).collect()
     }
 
     /// The first half: parts to their reducers.
     pub fn begin_reduction(
         &mut self,
-        buffer: BufferId,
-        number: Number,
+        (buffer, number): (BufferId, Number),
+        slices: Vec<Range<usize>>,
         team: &[usize],
         has_part: &[bool],
         subject: u64,
     ) -> Reduction {
         let me = team.iter().position(|&q| q == self.rank.0).expect("bug: a rank outside its team");
-        let mut reduction =
-            Reduction { buffer, number, team: team.to_vec(), me, subject, parts: vec![None; team.len()] };
-        let mine = self.slice(&reduction, me);
+        let (mine, parts) = (slices[me].clone(), vec![None; team.len()]);
+        let mut reduction = Reduction { buffer, number, team: team.to_vec(), me, subject, parts, slices };
         let staging = self.buffer(What::Parts, mine.len() * (team.len() - 1));
         for q in reduction.others().filter(|_| has_part[team[me]]) {
-            let part = Part { buffer, bytes: self.slice(&reduction, q) };
+            let part = Part { buffer, bytes: reduction.slices[q].clone() };
             self.send(part, reduction.rank(q), reduction.tag(0, q, me));
         }
         for (i, q) in reduction.others().enumerate().filter(|(_, q)| has_part[team[*q]]) {
@@ -78,23 +90,16 @@ impl Builder<'_> {
     /// The second half: each reducer's sum to everyone.
     pub fn end_reduction(&mut self, reduction: Reduction) {
         let (buffer, me) = (reduction.buffer, reduction.me);
-        let own = Part { buffer, bytes: self.slice(&reduction, me) };
+        let own = Part { buffer, bytes: reduction.slices[me].clone() };
         let (parts, number) = (reduction.parts.clone(), reduction.number);
         self.push(Action::Combine { parts, into: own.clone(), number });
         for q in reduction.others() {
             self.send(own.clone(), reduction.rank(q), reduction.tag(1, me, q));
         }
         for q in reduction.others() {
-            let part = Part { buffer, bytes: self.slice(&reduction, q) };
+            let part = Part { buffer, bytes: reduction.slices[q].clone() };
             self.receive(part, reduction.rank(q), reduction.tag(1, q, me));
         }
-    }
-
-    /// The bytes that a position reduces.
-    fn slice(&self, reduction: &Reduction, position: usize) -> Range<usize> {
-        let each = reduction.number.bytes();
-        let (start, end) = block(self.buffers[reduction.buffer.0].bytes / each, reduction.team.len(), position);
-        start as usize * each..end as usize * each
     }
 
     /// Sends part of a buffer, if there is anything in it.

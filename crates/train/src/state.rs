@@ -1,13 +1,14 @@
 //! State: weights and what the optimizer remembers, between an engine's kernel order and named tensors in PyTorch's.
 //!
-//! A rank may have a share of a parameter only. Files and checkpoints hold whole ones: rank 0 puts them together.
+//! A rank may have a share of a parameter only, and may keep only some numbers of it. Files and checkpoints hold whole ones: rank 0
+//! puts them together.
 
 use crate::Error;
 use crate::weights::{NamedTensor, Weights};
 use convoy_comm::{Team, gather};
 use convoy_engine::Engine;
 use convoy_net::{LayerId, Network, Parameter, Role};
-use convoy_program::What;
+use convoy_program::{KeptAt, What};
 use std::ops::Range;
 
 /// One parameter of a network: where it is and what it is called.
@@ -49,13 +50,13 @@ pub fn initial_weights(network: &Network, seed: u64) -> Weights {
 pub fn put_weights(engine: &mut Engine, network: &Network, weights: &Weights) {
     for place in places(network) {
         let tensor = weights.tensors.iter().find(|t| t.name == place.name).expect("bug: weights that do not fit");
-        put(engine, network, &place, What::Parameter(place.layer, place.number), tensor);
+        put(engine, network, &place, |at| at.parameter, tensor);
     }
 }
 
 /// The weights of all ranks, put together on rank 0; nothing elsewhere. Every rank calls it.
 pub fn weights(engine: &Engine, network: &Network) -> Result<Option<Weights>, Error> {
-    let what = |place: &Place| (What::Parameter(place.layer, place.number), place.name.clone());
+    let what = |place: &Place| (kept_at(engine, place).parameter, place.name.clone());
     collect(engine, places(network).iter().map(|place| (place, what(place))).collect(), network)
 }
 
@@ -63,7 +64,7 @@ pub fn weights(engine: &Engine, network: &Network) -> Result<Option<Weights>, Er
 pub fn optimizer_state(engine: &Engine, network: &Network, states: &[&str]) -> Result<Option<Weights>, Error> {
     let places = places(network);
     let trained = places.iter().filter(|p| p.parameter.role == Role::Trained);
-    let what = |place: &Place, k: usize| What::State(place.layer, place.number, k);
+    let what = |place: &Place, k: usize| kept_at(engine, place).state(k);
     let all = trained.flat_map(|p| {
         states.iter().enumerate().map(move |(k, state)| (p, (what(p, k), format!("{}.{state}", p.name))))
     });
@@ -76,19 +77,27 @@ pub fn put_optimizer_state(engine: &mut Engine, network: &Network, states: &[&st
         for (k, state) in states.iter().enumerate() {
             let name = format!("{}.{state}", place.name);
             if let Some(tensor) = remembered.tensors.iter().find(|t| t.name == name) {
-                put(engine, network, &place, What::State(place.layer, place.number, k), tensor);
+                put(engine, network, &place, |at| at.state(k), tensor);
             }
         }
     }
 }
 
-fn put(engine: &mut Engine, network: &Network, place: &Place, what: What, tensor: &NamedTensor) {
-    let program = engine.program(0);
+/// Where this rank keeps what it has of a parameter: the same for all its programs.
+fn kept_at(engine: &Engine, place: &Place) -> KeptAt {
+    engine.program(0).kept_at(place.layer, place.number)
+}
+
+fn put(engine: &mut Engine, network: &Network, place: &Place, what: impl Fn(&KeptAt) -> What, tensor: &NamedTensor) {
+    let (program, at) = (engine.program(0), kept_at(engine, place));
     let packing = program.packing(network, place.layer, place.number);
     let runs = place.parameter.runs(&program.share(place.layer, &place.parameter));
-    if let Some(memory) = engine.kept_mut(what) {
-        let values = runs.flat_map(|run| &tensor.data[run]);
-        packing.places.iter().zip(values).for_each(|(&at, &value)| memory[at as usize] = value);
+    if let Some(memory) = engine.kept_mut(what(&at)) {
+        for (&place, &value) in packing.places.iter().zip(runs.flat_map(|run| &tensor.data[run])) {
+            if let Some(here) = at.index(place, memory.len()) {
+                memory[here] = value;
+            }
+        }
     }
 }
 
@@ -99,6 +108,16 @@ fn share(engine: &Engine, network: &Network, place: &Place, what: What) -> (Vec<
     let places = program.packing(network, place.layer, place.number).places;
     let data = if memory.is_empty() { vec![] } else { places.iter().map(|&at| memory[at as usize]).collect() };
     (program.share(place.layer, &place.parameter), data)
+}
+
+/// Of a tensor that is divided over ranks: the numbers that this one keeps, each with its index in the whole.
+fn numbers(engine: &Engine, network: &Network, place: &Place, what: What) -> Vec<(usize, f32)> {
+    let (program, at) = (engine.program(0), kept_at(engine, place));
+    let memory = engine.kept(what).unwrap_or(&[]);
+    let indices = place.parameter.runs(&program.share(place.layer, &place.parameter)).flatten();
+    let places = program.packing(network, place.layer, place.number).places;
+    let number = |(i, place): (usize, u32)| Some((i, memory[at.index(place, memory.len())?]));
+    indices.zip(places).filter_map(number).collect()
 }
 
 /// Puts ranks' shares of tensors together on rank 0. Those that a rank has whole do not travel.
@@ -113,9 +132,19 @@ fn collect(
     let mut mine: Vec<u8> = vec![];
     for (i, (place, (what, name))) in tensors.iter().enumerate() {
         let parameter = &place.parameter;
+        let mut all = vec![0.0; if is_first { parameter.len() } else { 0 }];
+        if kept_at(engine, place).is_sharded() {
+            let numbers = numbers(engine, network, place, *what);
+            if is_first {
+                numbers.into_iter().for_each(|(at, value)| all[at] = value);
+                whole.push(NamedTensor { name: name.clone(), shape: parameter.shape.clone(), data: all });
+            } else {
+                write_numbers(&mut mine, i, &numbers);
+            }
+            continue;
+        }
         let (ranges, data) = share(engine, network, place, *what);
         if is_first {
-            let mut all = vec![0.0; parameter.len()];
             fill(&mut all, parameter, &ranges, &data);
             whole.push(NamedTensor { name: name.clone(), shape: parameter.shape.clone(), data: all });
         } else if !data.is_empty() && data.len() < parameter.len() {
@@ -129,6 +158,10 @@ fn collect(
         let mut rest = &other[..];
         while let Some((i, ranges)) = read_share(&mut rest) {
             let parameter = &tensors[i].0.parameter;
+            if ranges.is_empty() {
+                read_numbers(&mut rest, &mut whole[i].data);
+                continue;
+            }
             let count: usize = ranges.iter().map(|r| r.len()).product();
             let (data, left) = rest.split_at(count * 4);
             let data: Vec<f32> = data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -158,6 +191,27 @@ fn write_share(bytes: &mut Vec<u8>, number: usize, ranges: &[Range<usize>], data
     bytes.extend(data.iter().flat_map(|value| value.to_le_bytes()));
 }
 
+/// Numbers with their indices as bytes: the tensor's number, no axes, how many, index and number of each.
+fn write_numbers(bytes: &mut Vec<u8>, number: usize, numbers: &[(usize, f32)]) {
+    for word in [number, 0, numbers.len()] {
+        bytes.extend((word as u64).to_le_bytes());
+    }
+    for (index, value) in numbers {
+        bytes.extend((*index as u32).to_le_bytes());
+        bytes.extend(value.to_le_bytes());
+    }
+}
+
+/// Puts what [`write_numbers`] wrote, after what [`read_share`] takes, where it belongs in the whole.
+fn read_numbers(bytes: &mut &[u8], whole: &mut [f32]) {
+    let (count, rest) = bytes.split_first_chunk::<8>().expect("bug: a count is missing");
+    let (numbers, rest) = rest.split_at(u64::from_le_bytes(*count) as usize * 8);
+    for [a, b, c, d, value @ ..] in numbers.as_chunks::<8>().0 {
+        whole[u32::from_le_bytes([*a, *b, *c, *d]) as usize] = f32::from_le_bytes(*value);
+    }
+    *bytes = rest;
+}
+
 /// What [`write_share`] wrote before the numbers; nothing at the end.
 fn read_share(bytes: &mut &[u8]) -> Option<(usize, Vec<Range<usize>>)> {
     let mut word = || {
@@ -173,7 +227,8 @@ fn read_share(bytes: &mut &[u8]) -> Option<(usize, Vec<Range<usize>>)> {
 /// The first layer with a parameter that is not a number any more.
 pub(crate) fn first_not_finite(engine: &Engine, network: &Network) -> Option<String> {
     let broken = |p: &Place| {
-        let memory = engine.kept(What::Parameter(p.layer, p.number));
+        // Of what is divided, all that lies in the same bucket.
+        let memory = engine.kept(kept_at(engine, p).parameter);
         memory.is_some_and(|m| m.iter().any(|v| !v.is_finite()))
     };
     places(network).iter().find(|p| broken(p)).map(|p| network.layers[p.layer.0].name.clone())

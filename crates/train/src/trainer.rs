@@ -427,7 +427,8 @@ impl<'a> Member<'a> {
         // What ranks tell each other besides is not the program's.
         let sent = communicator.sent_bytes() - communicator.sent(Kind::Other).bytes;
         let buffers = self.engine.program(TRAIN).buffers.iter();
-        let weights = buffers.filter(|b| b.home == Home::Kept && matches!(b.what, What::Parameter(..)));
+        let weights =
+            buffers.filter(|b| b.home == Home::Kept && matches!(b.what, What::Parameter(..) | What::Shard(..)));
         let own = [sent, self.engine.bytes() as u64, weights.map(|b| b.bytes as u64).sum()];
         let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
         let all = gather(communicator, &Team::all(communicator), 0, &bytes)?.unwrap_or_default();

@@ -2,10 +2,11 @@
 
 use convoy_kernels::Winograd;
 use convoy_net::{Network, Region, Shape};
+use convoy_program::{Division, ParameterHome};
 use convoy_split::Strategy;
 use convoy_train::data::{DataError, Dataset};
 use convoy_train::{
-    Checkpoint, EpochSums, Error, MetricsLine, Outcome, RunFolder, Schedule, Setup, Start, state, train,
+    Checkpoint, EpochSums, Error, MetricsLine, Outcome, RunFolder, Schedule, Setup, Start, digest, state, train,
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -220,4 +221,23 @@ fn a_checkpoint_of_another_job_or_network_is_refused() {
         fails(&from(&checkpoint)),
         "checkpoint of step 1: 1 tensor does not fit the network\n  missing: `last.bias` 3"
     );
+}
+
+/// Weights that are divided over ranks are put together for checkpoints, and a run goes on with them anywhere else.
+#[test]
+fn sharded_weights_are_those_of_any_other_home() {
+    let labels = [0.0, 1.0, 2.0, 0.0, 1.0, 1.0];
+    let folder = tempfile::tempdir().unwrap();
+    let run_folder = RunFolder::create(folder.path(), "run").unwrap();
+    let everywhere = run(&on_ranks(setup(samples(&labels), 6, 0.1), 2)).unwrap();
+    let division = Division { home: ParameterHome::Sharded, ..Division::default() };
+    let sharded = Setup { division, run: Some(run_folder.clone()), ..on_ranks(setup(samples(&labels), 6, 0.1), 2) };
+    let found = run(&sharded).unwrap();
+    assert_eq!(digest(&found.weights), digest(&everywhere.weights));
+    let total = |outcome: &Outcome| outcome.weight_bytes.iter().sum::<u64>();
+    assert_eq!(total(&everywhere), 2 * total(&found), "{:?}", found.weight_bytes);
+    let (_, path) = run_folder.checkpoints(2).list().unwrap().into_iter().find(|(step, _)| *step == 5).unwrap();
+    let checkpoint = Checkpoint::read(&std::fs::read(path).unwrap()).unwrap();
+    let resumed = Setup { start: Start::Checkpoint(Box::new(checkpoint)), ..setup(samples(&labels), 6, 0.1) };
+    assert_eq!(digest(&run(&resumed).unwrap().weights), digest(&everywhere.weights));
 }

@@ -95,9 +95,11 @@ fn start(engine: &mut Engine, network: &Network) {
             let places: Vec<usize> = parameter.runs(&program.share(LayerId(l), parameter)).flatten().collect();
             let name = layer.name.bytes().fold(0, |hash, byte| hash * 31 % 1_000_003 + byte as usize);
             let fan = (parameter.len() / parameter.shape[0]).max(1) as f32;
-            let memory = engine.kept_mut(What::Parameter(LayerId(l), p)).unwrap();
-            for (&at, i) in packing.places.iter().zip(places) {
-                memory[at as usize] = match parameter.init {
+            let at = program.kept_at(LayerId(l), p);
+            let memory = engine.kept_mut(at.parameter).unwrap();
+            for (&place, i) in packing.places.iter().zip(places) {
+                let Some(here) = at.index(place, memory.len()) else { continue };
+                memory[here] = match parameter.init {
                     convoy_net::Init::Constant(c) => c,
                     _ => number(9, &[name, p, i]) * 1.5 / fan.sqrt(),
                 };
@@ -153,23 +155,23 @@ type Shares = Vec<(String, usize, Vec<(usize, f32)>)>;
 fn kept(network: &Network, engine: &Engine) -> Shares {
     let program = engine.program(0);
     let shapes = network.shapes(1).unwrap();
-    let buffers = program.buffers.iter().filter(|b| b.home == convoy_program::Home::Kept);
-    let share = |what: What| {
-        let (l, p, name) = match what {
-            What::Parameter(l, p) => (l, p, format!("parameter {p}")),
-            What::State(l, p, k) => (l, p, format!("state {k} of parameter {p}")),
-            other => panic!("{other:?} is kept"),
-        };
-        let layer = &network.layers[l.0];
-        let parameter = &network.parameters(l, &shapes)[p];
-        let packing = program.packing(network, l, p);
-        let memory = engine.kept(what).unwrap();
-        let places: Vec<usize> = parameter.runs(&program.share(l, parameter)).flatten().collect();
-        assert_eq!(places.len(), packing.places.len(), "{} {name}", layer.name);
-        let values = places.into_iter().zip(packing.places.iter().map(|&at| memory[at as usize])).collect();
-        (format!("{} {name}", layer.name), parameter.len(), values)
-    };
-    buffers.map(|b| share(b.what)).collect()
+    let mut shares = vec![];
+    for (l, layer) in network.layers.iter().enumerate() {
+        for (p, parameter) in network.parameters(LayerId(l), &shapes).iter().enumerate() {
+            let (at, packing) = (program.kept_at(LayerId(l), p), program.packing(network, LayerId(l), p));
+            let places: Vec<usize> = parameter.runs(&program.share(LayerId(l), parameter)).flatten().collect();
+            assert_eq!(places.len(), packing.places.len(), "{} parameter {p}", layer.name);
+            let mut add = |name: String, what: What| {
+                let Some(memory) = engine.kept(what) else { return };
+                let value = |(i, place): (usize, &u32)| at.index(*place, memory.len()).map(|at| (i, memory[at]));
+                let values = places.iter().copied().zip(&packing.places).filter_map(value).collect();
+                shares.push((format!("{} {name}", layer.name), parameter.len(), values));
+            };
+            add(format!("parameter {p}"), at.parameter);
+            (0..UPDATE.states()).for_each(|k| add(format!("state {k} of parameter {p}"), at.state(k)));
+        }
+    }
+    shares
 }
 
 /// The whole of what ranks have shares of, and whether they agree where they have the same. Everything is somewhere.
