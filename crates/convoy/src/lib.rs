@@ -26,6 +26,7 @@ mod error;
 pub mod fields;
 mod job;
 pub mod machine;
+mod measured;
 mod plan_file;
 mod ready;
 mod run;

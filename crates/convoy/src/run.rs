@@ -3,6 +3,7 @@
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::job::{Job, TestData};
+use crate::measured;
 use crate::plan_file;
 use crate::ready::{self, Ready};
 use crate::world::World;
@@ -170,6 +171,7 @@ impl Ready {
             digest_every: job.run.digest_every,
             settings: Default::default(),
             deadline: Duration::from_secs(job.parallel.deadline),
+            record: if job.parallel.ranks > 1 { measured::STEPS } else { 0 },
             in_common: vec![("data", data)],
         })
     }

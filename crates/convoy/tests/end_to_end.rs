@@ -136,6 +136,86 @@ fn a_plan_that_was_edited_is_trained() {
     place.json("train --resume moved --steps 9 --ranks 2 --strategy data");
 }
 
+/// A span of a trace: rank, thread, category, name, when it began and ended.
+type Span = (u64, u64, String, String, f64, f64);
+
+fn spans(file: &Path) -> Vec<Span> {
+    let trace: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let is_span = |e: &&serde_json::Value| e["ph"] == "X";
+    let span = |e: &serde_json::Value| {
+        let text = |name: &str| e[name].as_str().unwrap().to_string();
+        let (start, length) = (e["ts"].as_f64().unwrap(), e["dur"].as_f64().unwrap());
+        (e["pid"].as_u64().unwrap(), e["tid"].as_u64().unwrap(), text("cat"), text("name"), start, start + length)
+    };
+    trace.as_array().unwrap().iter().filter(is_span).map(span).collect()
+}
+
+#[test]
+fn a_trace_shows_what_every_rank_did() {
+    let place = Place::new();
+    place.file("net.toml", LIKE_VGG);
+    let object = place.json(
+        "train --network net.toml --data synthetic:3x16x16:64 --batch 8 --steps 7 --test-data none --threads 2 --ranks 2 \
+         --strategy spatial --trace t.json",
+    );
+    let spans = spans(&place.path().join("t.json"));
+    for rank in 0..2 {
+        let of = |category: &str| spans.iter().filter(|s| s.0 == rank && s.2 == category).count();
+        for category in ["compute", "halo", "reduction", "redistribution"] {
+            assert!(of(category) >= 3, "rank {rank} has {} spans of {category}", of(category));
+        }
+        // Three steps, each with one backward pass of each of four layers with weights, in one op or more.
+        let passes: Vec<&Span> =
+            spans.iter().filter(|s| s.0 == rank && s.3.starts_with("conv2 WeightGradient")).collect();
+        assert!(passes.len() >= 3 && passes.len().is_multiple_of(3), "{passes:?}");
+        // A thread does one thing at a time, and so does each lane of the network.
+        let mut by_thread: Vec<&Span> = spans.iter().filter(|s| s.0 == rank).collect();
+        by_thread.sort_by(|a, b| a.1.cmp(&b.1).then(a.4.total_cmp(&b.4)).then(a.5.total_cmp(&b.5)));
+        for pair in by_thread.windows(2) {
+            assert!(pair[0].1 != pair[1].1 || pair[0].5 <= pair[1].4 + 0.01, "{pair:?}");
+        }
+        // What is computed at the boundary of conv1 reads what the other rank sent: the last tile of the layer's forward pass
+        // begins after the halo of its input came. The input is loaded with its halo, so this is about conv2.
+        let steps = |name: &str| {
+            let mut all: Vec<&Span> = spans.iter().filter(|s| s.0 == rank && s.3.starts_with(name)).collect();
+            all.sort_by(|a, b| a.4.total_cmp(&b.4));
+            all
+        };
+        let (forward, backward) = (steps("conv2 Forward"), steps("conv2 WeightGradient"));
+        let halos: Vec<&Span> =
+            spans.iter().filter(|s| s.0 == rank && s.2 == "halo" && s.3.ends_with("for pool1")).collect();
+        assert!(!halos.is_empty() && halos.len().is_multiple_of(3), "{halos:?}");
+        for step in 0..3 {
+            let part = |all: usize| step * all / 3..(step + 1) * all / 3;
+            let (forward, backward) = (&forward[part(forward.len())], &backward[part(backward.len())]);
+            let end = |of: &[&Span]| of.iter().map(|s| s.5).fold(0.0, f64::max);
+            let begin = |of: &[&Span]| of.iter().map(|s| s.4).fold(f64::INFINITY, f64::min);
+            assert!(end(forward) <= begin(backward), "forward before backward");
+            let last = forward.iter().map(|s| s.4).fold(0.0, f64::max);
+            let came = halos.iter().map(|s| s.5).filter(|came| *came <= last);
+            assert!(came.count() > step * halos.len() / 3, "a boundary was computed before its halo came");
+        }
+    }
+    // The same numbers by phase: they make up the step.
+    let times = &object["times"];
+    let number = |value: &serde_json::Value| value.as_f64().unwrap_or_else(|| panic!("{times}"));
+    let phases: f64 = times["measured"].as_object().unwrap().values().map(number).sum();
+    let step = number(&times["measured_step_seconds"]);
+    assert!(step > 0.0 && phases >= 0.99 * step && phases < 1.5 * step, "{times}");
+    let conv1 = times["layers"].as_array().unwrap().iter().find(|row| row["layer"] == "conv1").unwrap();
+    assert!(number(&conv1["measured_compute_seconds"]) > 0.0, "{times}");
+    assert_eq!(times["steps"], 3);
+    // One rank has a trace too, if asked; a file that cannot be written is told before anything is trained.
+    place.good(&format!("train {SMALL} --steps 1 --trace one.json"));
+    assert!(spans_of_one(&place.path().join("one.json")) > 10);
+    let error = place.bad(&format!("train {SMALL} --steps 1 --trace no/where.json"));
+    assert!(error.starts_with("error: cannot write no/where.json"), "{error}");
+}
+
+fn spans_of_one(file: &Path) -> usize {
+    spans(file).iter().filter(|s| s.0 == 0 && s.2 == "compute").count()
+}
+
 /// Asks for an end after a step.
 struct StopAfter<'a> {
     step: u64,

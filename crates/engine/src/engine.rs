@@ -5,6 +5,7 @@
 
 use crate::memory::Memory;
 use crate::pool::Pool;
+use crate::record::{Recorder, Recording};
 use crate::run::Run;
 use crate::schedule::Schedule;
 use convoy_comm::Communicator;
@@ -87,6 +88,7 @@ pub struct Engine {
     pool: Pool,
     communicator: Arc<Communicator>,
     settings: Settings,
+    recorder: Option<Recorder>,
 }
 
 impl Engine {
@@ -108,7 +110,7 @@ impl Engine {
         let pool = Pool::new(workers);
         let scratch: Vec<Memory> = (0..pool.workers()).map(|_| Memory::zeroed(floats * 4)).collect();
         let loaded = programs.into_iter().map(|p| load(network, p, &kept, &arena, settings.order)).collect();
-        Engine { kept, arena, scratch, loaded, pool, communicator, settings }
+        Engine { kept, arena, scratch, loaded, pool, communicator, settings, recorder: None }
     }
 
     /// Bytes that an engine of these programs holds.
@@ -162,7 +164,10 @@ impl Engine {
         // Workers' slots on the stack: a step allocates nothing.
         let mut scratch = [Slot { data: std::ptr::null_mut(), bytes: 0 }; MOST_WORKERS];
         self.scratch.iter().zip(&mut scratch).for_each(|(m, s)| *s = m.slot(0, m.bytes()));
+        let recorder = self.recorder.as_ref().filter(|recorder| recorder.wants(program));
+        let began = recorder.map(Recorder::begin_step);
         let run = Run {
+            recorder,
             loaded,
             batch,
             moment,
@@ -174,7 +179,9 @@ impl Engine {
             error: Mutex::new(None),
         };
         self.pool.run(&|worker| run.work(worker));
-        if let Some(error) = run.error.into_inner().unwrap_or_else(|e| e.into_inner()) {
+        let error = run.error.into_inner().unwrap_or_else(|e| e.into_inner());
+        began.into_iter().zip(&mut self.recorder).for_each(|(began, recorder)| recorder.end_step(began));
+        if let Some(error) = error {
             return Err(error);
         }
         let sums = loaded.slots[loaded.program.measured.0];
@@ -191,6 +198,18 @@ impl Engine {
         assert_eq!(dense.len(), owned.len(), "bug: an output of another size");
         // SAFETY: no step is running, and evaluation keeps the output to the end.
         unsafe { region::unload((program.slots[output.0], layout), &owned, dense) };
+    }
+
+    /// Records the next `steps` steps of a program: when every tile and message began and ended.
+    pub fn record(&mut self, program: usize, steps: usize) {
+        let ops = &self.loaded[program].program.ops;
+        let tiles = ops.iter().map(|op| op.tiles).sum();
+        self.recorder = Some(Recorder::new(program, steps, self.pool.workers(), ops.len(), tiles));
+    }
+
+    /// What was recorded since [`Engine::record`], if it was called; nothing more is recorded.
+    pub fn take_recording(&mut self) -> Option<Recording> {
+        self.recorder.take().map(Recorder::finish)
     }
 
     /// Time of each op since the engine was made or this was last called, if profiling is on.

@@ -9,6 +9,7 @@
 mod engine;
 mod memory;
 mod pool;
+mod record;
 mod run;
 mod schedule;
 #[cfg(all(test, feature = "shuttle"))]
@@ -17,3 +18,4 @@ mod sync;
 
 pub use engine::{Batch, Engine, Error, OpTime, Order, Settings};
 pub use memory::Memory;
+pub use record::{Recording, Span};

@@ -2,6 +2,7 @@
 
 use crate::engine::{Batch, Error, Loaded, Settings};
 use crate::pool::Pool;
+use crate::record::{Recorder, Span};
 use convoy_comm::{Communicator, Wait, Waiting};
 use convoy_kernels::fast::{fold, region};
 use convoy_kernels::{Layout, Moment, Operands, Slot};
@@ -14,6 +15,8 @@ use std::time::Instant;
 
 /// A program in the middle of a step.
 pub struct Run<'a> {
+    /// Where to write down when what happens, if anybody asked.
+    pub recorder: Option<&'a Recorder>,
     pub loaded: &'a Loaded,
     pub batch: Batch<'a>,
     pub moment: Moment,
@@ -32,11 +35,16 @@ impl Run<'_> {
         let schedule = &self.loaded.schedule;
         let talks = worker == 0 && self.communicator.size() > 1;
         let (mut wait, mut open) = (Wait::new(self.communicator), schedule.open());
+        let mut idle_since = None;
         while !schedule.over() && !self.failed.load(Acquire) {
             let mut busy = talks && self.talk();
             if let Some((op, tile)) = schedule.take() {
                 busy = true;
+                self.waited(worker, &mut idle_since);
                 self.tile(worker, op, tile);
+            }
+            if !busy {
+                idle_since = idle_since.or_else(|| self.recorder.map(Recorder::now));
             }
             if busy {
                 wait.over();
@@ -54,12 +62,21 @@ impl Run<'_> {
                 self.pool.wait(|| schedule.over() || schedule.has_tiles() || self.failed.load(Acquire));
             }
         }
+        self.waited(worker, &mut idle_since);
         self.pool.ring();
+    }
+
+    /// Writes down that a worker waited, if it did.
+    fn waited(&self, worker: usize, since: &mut Option<u64>) {
+        if let (Some(recorder), Some(since)) = (self.recorder, since.take()) {
+            recorder.write(worker, Span::WAIT, since);
+        }
     }
 
     /// Progresses messages; true if any moved.
     fn talk(&self) -> bool {
         let moved = self.loaded.schedule.talk(|op| {
+            let _ = self.recorder.map(|recorder| recorder.look(op));
             let done = match &self.loaded.program.ops[op].action {
                 Action::Send { from, to, tag } => {
                     // SAFETY: the op is ready: nobody writes what it sends.
@@ -76,6 +93,7 @@ impl Run<'_> {
             };
             if let Ok(true) = done {
                 self.poison(op);
+                self.recorder.iter().for_each(|recorder| recorder.talked(op));
             }
             done
         });
@@ -133,9 +151,13 @@ impl Run<'_> {
 
     fn tile(&self, worker: usize, op: usize, tile: usize) {
         let start = self.settings.profile.then(Instant::now);
+        let recorded = self.recorder.map(Recorder::now);
         let done = catch_unwind(AssertUnwindSafe(|| self.compute(worker, op, tile)));
         if let Some(start) = start {
             self.loaded.nanoseconds[op].fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+        }
+        if let (Some(recorder), Some(since)) = (self.recorder, recorded) {
+            recorder.write(worker, op as u32, since);
         }
         if let Err(panic) = done {
             let text = panic.downcast_ref::<String>().cloned();

@@ -20,9 +20,9 @@ mod sum;
 
 pub use cost::{Ask, Entry, Table, ask, roofline_seconds};
 pub use error::{Error, Place};
-pub use estimate::{Estimate, Event, LayerTimes, Phases, chrome_trace};
+pub use estimate::{Activity, Estimate, Event, LayerTimes, Phases, chrome_trace};
 pub use fold::{Folding, unlike};
 pub use machine::{Level, Machine, Nodes, Seat};
-pub use script::PassGroup;
+pub use script::{Done, PassGroup, done};
 pub use simulate::{MOST_UNLIKE, Question, Simulation, simulate};
 pub use sum::{Collectives, Sum};

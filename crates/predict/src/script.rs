@@ -10,6 +10,7 @@
 //! - Ranks name a sum by the buffer that holds it, which all ranks have: no order of arrival is needed to match them.
 
 use crate::cost::{Ask, ask};
+use crate::estimate::Activity;
 use convoy_kernels::{Mode, Pass};
 use convoy_net::{LayerId, Network};
 use convoy_program::{Access, Action, BufferId, MemoryPlan, Op, OpId, Part, Program, Purpose, Subject, What};
@@ -214,6 +215,38 @@ fn entry(
         _ => op.seconds,
     };
     Entry { name, layer, doing, after: vec![], seconds, remaining: seconds }
+}
+
+/// What an op is done for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Done {
+    pub name: String,
+    pub layer: Option<LayerId>,
+    pub activity: Activity,
+    pub part: PassGroup,
+}
+
+/// By op of a program: what it is done for, as a simulation would say.
+pub fn done(program: &Program, network: &Network) -> Vec<Done> {
+    let (tensors, sums) = (message_tensors(program), Sums::of(program));
+    let ops = program.ops.iter().enumerate().map(|(i, op)| {
+        let Entry { layer, .. } = entry(op, program, network, sums.of_op[i].map(|s| &sums.all[s]), &tensors);
+        let activity = match &op.action {
+            Action::Send { tag, .. } | Action::Receive { tag, .. } => match Purpose::of(*tag) {
+                Purpose::Halo => Activity::Halo,
+                Purpose::Redistribution => Activity::Redistribution,
+                _ => Activity::Reduction,
+            },
+            Action::Combine { .. } => Activity::Reduction,
+            _ => Activity::Compute,
+        };
+        let mut name = program.describe(op, network);
+        if let (Some(l), true) = (layer, activity != Activity::Compute) {
+            name += &format!(" for {}", network.layers[l.0].name);
+        }
+        Done { name, layer, activity, part: part(&op.action) }
+    });
+    ops.collect()
 }
 
 fn part(action: &Action) -> PassGroup {

@@ -12,7 +12,7 @@
 
 use crate::cost::roofline_seconds;
 use crate::error::Error;
-use crate::estimate::{Estimate, Event, LayerTimes, Phases};
+use crate::estimate::{Activity, Estimate, Event, LayerTimes, Phases};
 use crate::fold::{Folded, Folding, fold};
 use crate::machine::{Machine, Seat};
 use crate::script::{Doing, Script, SumKey, memory_bytes};
@@ -562,7 +562,8 @@ impl<'a> Play<'a> {
         let (now, rank) = (self.now, who.rank);
         if let (Some(events), Some(began)) = (&mut self.events, began) {
             let name = self.scene.scripts[who.position].entries[entry].name.clone();
-            events.push(Event { rank, worker, name, start_seconds: began, end_seconds: now });
+            let activity = activity(self.moves[who.position][entry]);
+            events.push(Event { rank, worker, activity, name, start_seconds: began, end_seconds: now });
         }
     }
 
@@ -637,7 +638,8 @@ impl<'a> Play<'a> {
         if let Some(events) = &mut self.events {
             let start_seconds = self.now - took;
             let (rank, name) = (who.rank, what.name.clone());
-            events.push(Event { rank, worker: None, name, start_seconds, end_seconds: self.now });
+            let activity = activity(self.moves[who.position][entry]);
+            events.push(Event { rank, worker: None, activity, name, start_seconds, end_seconds: self.now });
         }
         self.states[actor].arrived[entry] = true;
         if self.states[actor].posted[entry] {
@@ -717,7 +719,8 @@ impl<'a> Play<'a> {
             self.layer(actor, what.layer).into_iter().for_each(|times| times.reduction += took);
             if let Some(events) = &mut self.events {
                 let (rank, name, start_seconds) = (who.rank, what.name.clone(), meeting.began);
-                events.push(Event { rank, worker: None, name, start_seconds, end_seconds });
+                let activity = Activity::Reduction;
+                events.push(Event { rank, worker: None, activity, name, start_seconds, end_seconds });
             }
             self.complete(actor, entry);
         }
@@ -772,6 +775,11 @@ impl<'a> Play<'a> {
         };
         Simulation { estimate, events: self.events.unwrap_or_default() }
     }
+}
+
+/// What a phase of [`State::moving`] is called.
+fn activity(moves: Option<usize>) -> Activity {
+    moves.map_or(Activity::Compute, |phase| [Activity::Halo, Activity::Redistribution, Activity::Reduction][phase])
 }
 
 /// By entry: the phase of what moves bytes.

@@ -32,5 +32,5 @@ pub use metrics::{MetricsLine, MetricsLog, Scores};
 pub use optimizer::{Adam, AdamW, Lars, Optimizer, RmsProp, Sgd};
 pub use run_folder::RunFolder;
 pub use schedule::{Curve, Schedule};
-pub use trainer::{EpochReport, Observer, Outcome, Setup, Start, StepReport, train, train_rank};
+pub use trainer::{EpochReport, Observer, Outcome, Setup, Start, StepReport, UNRECORDED, train, train_rank};
 pub use weights::{Misfit, NamedTensor, Weights, fit};

@@ -15,7 +15,7 @@ use crate::schedule::Schedule;
 use crate::weights::Weights;
 use crate::{Broken, Error, NotFinite, agreement, digest, fit, layer_digests, state};
 use convoy_comm::{Communicator, Kind, Team, gather};
-use convoy_engine::{Batch, Engine, Settings};
+use convoy_engine::{Batch, Engine, Recording, Settings};
 use convoy_kernels::fast::{Measured, measure};
 use convoy_kernels::{Mode, Moment, Winograd};
 use convoy_net::Network;
@@ -60,14 +60,25 @@ pub struct Setup {
     pub settings: Settings,
     /// The least time that a rank waits for another before it gives up; more where steps are long.
     pub deadline: Duration,
+    /// Steps of which is recorded when each tile and message began and ended, after some that are not; 0 for none.
+    pub record: u64,
     /// What all ranks must have in common besides job, strategy and start, each by its name: they compare it first.
     pub in_common: Vec<(&'static str, String)>,
 }
+
+/// Steps before those that are recorded, where there are enough: the first touches of memory and caches are like no others.
+pub const UNRECORDED: u64 = 2;
 
 /// A rank that is silent for so many steps is given up.
 const SILENT_STEPS: u32 = 20;
 
 impl Setup {
+    /// What programs are made for, with this batch and mode.
+    pub fn options(&self, batch: usize, mode: Mode) -> Options {
+        let Setup { leaves, winograd, division, .. } = *self;
+        Options { batch, mode, leaves, winograd, update: self.optimizer.update(), division }
+    }
+
     /// Bytes that each rank will hold: weights, the optimizer's state, the buffers of a step, scratch.
     pub fn planned_bytes(&self) -> Result<Vec<u64>, Error> {
         (0..self.strategy.ranks).map(|rank| self.planned_bytes_of(rank)).collect()
@@ -152,6 +163,8 @@ pub struct Outcome {
     pub bytes_sent: Vec<u64>,
     pub planned_bytes: Vec<u64>,
     pub weight_bytes: Vec<u64>,
+    /// By rank, on rank 0: when what happened in the steps that were recorded.
+    pub recordings: Vec<Recording>,
     /// Somebody asked it to stop before its last step.
     pub stopped: bool,
 }
@@ -217,15 +230,7 @@ const TEST_LAST: usize = 3;
 impl Programs {
     fn new(setup: &Setup, rank: Rank) -> Result<Programs, Error> {
         let make = |batch: usize, mode: Mode| -> Result<Program, Error> {
-            let options = Options {
-                batch,
-                mode,
-                leaves: setup.leaves,
-                winograd: setup.winograd,
-                update: setup.optimizer.update(),
-                division: setup.division,
-            };
-            Ok(lower(&setup.network, &setup.strategy, rank, &options)?)
+            Ok(lower(&setup.network, &setup.strategy, rank, &setup.options(batch, mode))?)
         };
         let test_len = setup.test.as_ref().map_or(setup.batch, |t| t.len());
         let test_batch = setup.batch.min(test_len);
@@ -340,7 +345,11 @@ impl<'a> Member<'a> {
         let (mut train_loss, mut test, mut stopped) = (f64::NAN, None, false);
         // When this piece of the epoch began, and what the pieces before it took.
         let (mut began, mut before, mut waited) = (Instant::now(), sums, loader.waited_seconds());
+        let record_at = step + setup.steps.saturating_sub(step).saturating_sub(setup.record).min(UNRECORDED);
         while step < setup.steps {
+            if step == record_at && setup.record > 0 {
+                self.engine.record(TRAIN, setup.record as usize);
+            }
             self.done = step;
             if self.agree(stop.load(Ordering::Relaxed))? {
                 stopped = true;
@@ -418,7 +427,30 @@ impl<'a> Member<'a> {
             self.write(&MetricsLine::End { step: steps, train_loss, test, seconds, weights_digest })?;
         }
         let [bytes_sent, planned_bytes, weight_bytes] = self.numbers_of_ranks()?;
-        Ok(Outcome { steps, train_loss, test, seconds, weights, bytes_sent, planned_bytes, weight_bytes, stopped })
+        let recordings = self.recordings()?;
+        Ok(Outcome {
+            recordings,
+            steps,
+            train_loss,
+            test,
+            seconds,
+            weights,
+            bytes_sent,
+            planned_bytes,
+            weight_bytes,
+            stopped,
+        })
+    }
+
+    /// By rank, on rank 0: what was recorded, if anything should be.
+    fn recordings(&mut self) -> Result<Vec<Recording>, Error> {
+        if self.setup.record == 0 {
+            return Ok(vec![]);
+        }
+        let own = self.engine.take_recording().unwrap_or_default().to_bytes();
+        let communicator = self.engine.communicator();
+        let all = gather(communicator, &Team::all(communicator), 0, &own)?.unwrap_or_default();
+        Ok(all.iter().map(|bytes| Recording::from_bytes(bytes)).collect())
     }
 
     /// By rank, on rank 0: bytes that steps sent, bytes held, bytes of weights.

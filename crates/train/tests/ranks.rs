@@ -83,6 +83,7 @@ fn setup(ranks: usize, then: Then) -> Setup {
         digest_every: 0,
         settings: Default::default(),
         deadline: Duration::from_secs(60),
+        record: 0,
         in_common: vec![("data", "samples".into())],
     }
 }

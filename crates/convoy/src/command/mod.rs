@@ -13,6 +13,7 @@ mod progress;
 mod question;
 mod simulate;
 mod sweep;
+mod times;
 mod train;
 
 pub(crate) use calibrate::this_computer;

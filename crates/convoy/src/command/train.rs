@@ -1,17 +1,21 @@
 //! `convoy train`: a job from start, or from where it was interrupted, to a trained network.
 
 use super::progress::{Progress, about_scores};
+use super::times::Times;
 use super::{field_arguments, json_argument, lay_flags, path, path_argument, say, warn};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
+use crate::measured;
 use crate::ready::Ready;
 use crate::run::Run;
 use crate::words::{Sizes, bytes, count, grouped, seconds};
 use crate::world::World;
 use clap::{ArgMatches, Command};
+use convoy_predict::chrome_trace;
 use convoy_train::{Outcome, Scores, digest};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,6 +32,11 @@ pub fn definition() -> Command {
         .arg(
             path_argument("resume").long("resume").value_name("RUN").conflicts_with_all(["JOB", "train.weights"]).help(
                 "go on where a run was interrupted, in its folder and with its job",
+            ),
+        )
+        .arg(
+            path_argument("trace").long("trace").value_name("FILE").help(
+                "what every rank did in 3 steps, after 2 that are left out, as a Chrome trace (chrome://tracing, ui.perfetto.dev)",
             ),
         )
         .arg(json_argument())
@@ -71,6 +80,11 @@ fn train(matches: &ArgMatches, signals: &Signals, world: &World) -> Result<u8, E
             draft.set("parallel.ranks", &ranks.to_string());
         }
     };
+    let trace = path(matches, "trace");
+    if let (Some(path), true) = (trace, world.is_first()) {
+        // Whether it can be written is better known before than after.
+        OpenOptions::new().create(true).append(true).open(path).map_err(Error::file("write", path))?;
+    }
     let run = match path(matches, "resume") {
         Some(folder) => Run::resume_in(world, folder, |draft| {
             lay_flags(draft, matches);
@@ -83,7 +97,10 @@ fn train(matches: &ArgMatches, signals: &Signals, world: &World) -> Result<u8, E
             Run::new_in(world, &draft.job()?).map_err(|errors| draft.located(errors))?
         }
     };
-    let setup = run.setup()?;
+    let mut setup = run.setup()?;
+    if trace.is_some() {
+        setup.record = measured::STEPS;
+    }
     if !world.is_first() {
         world.train(setup, &signals.stop, &mut ()).map_err(|error| kept(&run, error))?;
         world.peak_rss_bytes()?;
@@ -98,7 +115,20 @@ fn train(matches: &ArgMatches, signals: &Signals, world: &World) -> Result<u8, E
     progress.finish()?;
     let outcome = outcome.map_err(|error| kept(&run, error))?;
     let peak_rss_bytes = world.peak_rss_bytes()?;
-    let object = matches.get_flag("json").then(|| object(&run, &outcome, peak_rss_bytes));
+    let times = Times::new(&run, &outcome)?;
+    if let Some(times) = &times {
+        if let Some(path) = trace {
+            std::fs::write(path, chrome_trace(&times.measured.events)).map_err(Error::file("write", path))?;
+        }
+        if run.ready().job.parallel.ranks > 1 {
+            say(&times.words(&run.ready().network))?;
+        }
+    }
+    let object = matches.get_flag("json").then(|| {
+        let mut object = object(&run, &outcome, peak_rss_bytes);
+        object["times"] = times.map_or(Value::Null, |times| times.object(&run.ready().network));
+        object
+    });
     conclude(&run, &outcome, object)?;
     Ok(if outcome.stopped { signals.exit_code() } else { 0 })
 }
