@@ -5,9 +5,10 @@ use crate::grids::{divisors, grids};
 use crate::price::Prices;
 use crate::{Asked, Error, Goal};
 use convoy_net::{Kind, LayerId, Shape};
-use convoy_predict::{Estimate, Folding, Machine, Question, simulate, unlike};
+use convoy_predict::{Estimate, Folding, Machine, Prepared, Question, unlike};
 use convoy_split::{Grid, Placement, Strategy};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Mutex;
 
 /// A strategy that was weighed.
 #[derive(Clone, Debug)]
@@ -64,11 +65,14 @@ fn choose(asked: &Asked, (strategies, priced, proven): Candidates) -> Result<Pla
     let seats = asked.machine.seats(asked.ranks, asked.ranks_per_node);
     let limit = seats.iter().map(|seat| asked.machine.memory_bytes(seat)).fold(f64::INFINITY, f64::min);
     let budget_bytes = asked.budget_bytes.map_or(limit, |budget| budget.min(limit));
-    let mut found = vec![];
-    for (strategy, uniform) in strategies {
-        let estimate = estimate(asked, asked.machine, &strategy)?;
+    let mut found: Vec<(Candidate, Prepared)> = vec![];
+    for weighed in side_by_side(strategies, |(strategy, uniform)| {
+        let prepared = Prepared::new(asked.network, &strategy, asked.options, Folding::Alike)?;
+        let estimate = estimate(asked, asked.machine, &strategy, &prepared);
         let fits = estimate.memory_bytes as f64 <= budget_bytes;
-        found.push(Candidate { strategy, uniform, estimate, fits });
+        Ok::<_, Error>((Candidate { strategy, uniform, estimate, fits }, prepared))
+    }) {
+        found.push(weighed?);
     }
     let worth = |c: &Candidate| match asked.goal {
         Goal::Time => c.estimate.step_seconds,
@@ -76,21 +80,43 @@ fn choose(asked: &Asked, (strategies, priced, proven): Candidates) -> Result<Pla
         Goal::Cost => c.estimate.step_seconds * c.strategy.ranks as f64,
     };
     // Of equals the one with fewer different grids.
-    found.sort_by(|a, b| b.fits.cmp(&a.fits).then(worth(a).total_cmp(&worth(b))).then(b.uniform.cmp(&a.uniform)));
-    if !found.first().is_some_and(|c| c.fits) {
-        let smallest = found.iter().min_by_key(|c| c.estimate.memory_bytes).expect("bug: data is always a candidate");
+    found.sort_by(|(a, _), (b, _)| {
+        b.fits.cmp(&a.fits).then(worth(a).total_cmp(&worth(b))).then(b.uniform.cmp(&a.uniform))
+    });
+    if !found.first().is_some_and(|(c, _)| c.fits) {
+        let smallest = found.iter().map(|(c, _)| c).min_by_key(|c| c.estimate.memory_bytes);
+        let smallest = smallest.expect("bug: data is always a candidate");
         return Err(Error::Budget {
             budget: budget_bytes as u64,
             least: smallest.estimate.memory_bytes as u64,
             strategy: smallest.strategy.name.clone(),
         });
     }
-    let why = why(asked, &found)?;
-    Ok(Plan { candidates: found, priced, proven, budget_bytes, why })
+    let why = why(asked, &found);
+    Ok(Plan { candidates: found.into_iter().map(|(c, _)| c).collect(), priced, proven, budget_bytes, why })
+}
+
+/// Does the same with all of a list, on as many cores as there are; results stand in the list's order.
+fn side_by_side<T: Send, R: Send>(list: Vec<T>, each: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(list.len());
+    let results: Vec<Mutex<Option<R>>> = list.iter().map(|_| Mutex::new(None)).collect();
+    let left = Mutex::new(list.into_iter().enumerate());
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                let next = || left.lock().unwrap_or_else(|e| e.into_inner()).next();
+                while let Some((i, one)) = next() {
+                    *results[i].lock().unwrap_or_else(|e| e.into_inner()) = Some(each(one));
+                }
+            });
+        }
+    });
+    let result = |r: Mutex<Option<R>>| r.into_inner().unwrap_or_else(|e| e.into_inner()).expect("bug: not done");
+    results.into_iter().map(result).collect()
 }
 
 /// What a strategy would take.
-fn estimate(asked: &Asked, machine: &Machine, strategy: &Strategy) -> Result<Estimate, Error> {
+fn estimate(asked: &Asked, machine: &Machine, strategy: &Strategy, prepared: &Prepared) -> Estimate {
     let question = Question {
         network: asked.network,
         strategy,
@@ -101,7 +127,7 @@ fn estimate(asked: &Asked, machine: &Machine, strategy: &Strategy) -> Result<Est
         collectives: asked.collectives,
         folding: Folding::Alike,
     };
-    Ok(simulate(&question, false)?.estimate)
+    prepared.simulate(&question, false).estimate
 }
 
 type Candidates = (Vec<(Strategy, bool)>, usize, bool);
@@ -208,22 +234,22 @@ pub fn mixed(ranks: usize, placements: Vec<Placement>) -> Strategy {
 }
 
 /// Why the first one was chosen, what comes next, and what would change the choice.
-fn why(asked: &Asked, found: &[Candidate]) -> Result<String, Error> {
-    let best = &found[0];
+fn why(asked: &Asked, found: &[(Candidate, Prepared)]) -> String {
+    let (best, best_prepared) = &found[0];
     let goal = match asked.goal {
         Goal::Time => "fastest",
         Goal::Memory => "smallest",
         Goal::Cost => "cheapest",
     };
     let ms = |seconds: f64| format!("{:.3} ms", 1e3 * seconds);
-    let fit = found.iter().filter(|c| c.fits).count();
+    let fit = found.iter().filter(|(c, _)| c.fits).count();
     let numbers = format!("{} a step, limited by {}", ms(best.estimate.step_seconds), best.estimate.bottleneck);
     if found.len() == 1 {
-        return Ok(format!("{} was asked for: {numbers}.", named(asked, best)));
+        return format!("{} was asked for: {numbers}.", named(asked, best));
     }
     let mut text = format!("{} is the {goal} of {fit} that fit: {numbers}.", named(asked, best));
-    let Some(next) = found.get(1).filter(|c| c.fits) else {
-        return Ok(text + " No other strategy that was simulated fits the memory.");
+    let Some((next, next_prepared)) = found.get(1).filter(|(c, _)| c.fits) else {
+        return text + " No other strategy that was simulated fits the memory.";
     };
     let more = next.estimate.step_seconds / best.estimate.step_seconds - 1.0;
     let differs = next.estimate.phases.named().into_iter().zip(best.estimate.phases.named());
@@ -241,8 +267,8 @@ fn why(asked: &Asked, found: &[Candidate]) -> Result<String, Error> {
     for (what, change) in CHANGES {
         let mut machine = asked.machine.clone();
         change(&mut machine);
-        let first = estimate(asked, &machine, &best.strategy)?.step_seconds;
-        let second = estimate(asked, &machine, &next.strategy)?.step_seconds;
+        let first = estimate(asked, &machine, &best.strategy, best_prepared).step_seconds;
+        let second = estimate(asked, &machine, &next.strategy, next_prepared).step_seconds;
         if asked.goal == Goal::Time && second < first {
             changes.push(format!("{what} ({} against {})", ms(second), ms(first)));
         }
@@ -252,7 +278,7 @@ fn why(asked: &Asked, found: &[Candidate]) -> Result<String, Error> {
             .into(),
         false => format!(" It would be chosen with {}.", changes.join(", or with ")),
     };
-    Ok(text)
+    text
 }
 
 /// Something that might be otherwise, in words and done.

@@ -24,5 +24,5 @@ pub use estimate::{Activity, Estimate, Event, LayerTimes, Phases, chrome_trace};
 pub use fold::{Folding, unlike};
 pub use machine::{Level, Machine, Nodes, Seat};
 pub use script::{Done, PassGroup, done};
-pub use simulate::{MOST_UNLIKE, Question, Simulation, simulate};
+pub use simulate::{MOST_UNLIKE, Prepared, Question, Simulation, simulate};
 pub use sum::{Collectives, Sum};

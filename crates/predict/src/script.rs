@@ -11,9 +11,9 @@
 
 use crate::cost::{Ask, ask};
 use crate::estimate::Activity;
-use convoy_kernels::{Mode, Pass};
+use convoy_kernels::Pass;
 use convoy_net::{LayerId, Network};
-use convoy_program::{Access, Action, BufferId, MemoryPlan, Op, OpId, Part, Program, Purpose, Subject, What};
+use convoy_program::{Action, BufferId, Op, Part, Program, Purpose, Subject, What, plan_memory};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The kind of work of an entry, as people tell them apart.
@@ -125,8 +125,7 @@ impl Script {
                 (Action::Receive { from, .. }, Some(s)) => script.peer(&sums.all[s], from.0),
                 _ => {}
             }
-            let needed = op.after.iter().filter(|before| conflict(&program.ops[before.0], op));
-            let mut after: Vec<usize> = needed.filter_map(|before| places[before.0]).collect();
+            let mut after: Vec<usize> = op.after.iter().filter_map(|before| places[before.0]).collect();
             if let Some(s) = sum {
                 let waits = waits.entry(s).or_default();
                 waits.append(&mut after);
@@ -167,15 +166,6 @@ impl Script {
     fn peer(&mut self, sum: &SumOver, rank: usize) {
         self.peers.entry(sum.key).or_default().insert(rank);
     }
-}
-
-/// Whether an op must wait for another because of what they touch, and not only because buffers share bytes: which ones do
-/// differs from rank to rank with the slices of sums.
-fn conflict(before: &Op, op: &Op) -> bool {
-    let meet = |a: &Access, b: &Access| {
-        a.buffer == b.buffer && (a.writes || b.writes) && !a.region.intersect(&b.region).is_empty()
-    };
-    op.accesses.iter().any(|a| before.accesses.iter().any(|b| meet(a, b)))
 }
 
 fn entry(
@@ -346,12 +336,10 @@ impl Sums {
     }
 }
 
-/// Bytes that an engine of this program and so many workers holds, if each of its sums over ranks ran over `ranks(key)` ranks
-/// rather than over those it was lowered for.
-pub fn memory_bytes(program: &Program, workers: usize, ranks: impl Fn(&SumKey) -> usize) -> usize {
-    let sums = Sums::of(program);
-    let mut program = program.clone();
-    let mut changed = false;
+/// Bytes that an engine of this program holds, but for its workers' scratch, if each of its sums over ranks ran over `ranks(key)`
+/// ranks rather than over those it was lowered for. The program is as [`lower_ops`](convoy_program::lower_ops) makes it.
+pub fn memory_bytes(mut program: Program, ranks: impl Fn(&SumKey) -> usize) -> usize {
+    let sums = Sums::of(&program);
     for (i, number) in sums.of_op.iter().enumerate() {
         let (Some(number), Action::Combine { parts, into, .. }) = (number, program.ops[i].action.clone()) else {
             continue;
@@ -361,21 +349,9 @@ pub fn memory_bytes(program: &Program, workers: usize, ranks: impl Fn(&SumKey) -
         // The first rank's slice is the largest.
         let slice = (sum.bytes / sum.element_bytes).div_ceil(ranks) * sum.element_bytes;
         for part in parts.into_iter().flatten().filter(|part| part.buffer != into.buffer) {
-            let buffer = &mut program.buffers[part.buffer.0];
-            changed |= buffer.bytes != slice * (ranks - 1);
-            buffer.bytes = slice * (ranks - 1);
+            program.buffers[part.buffer.0].bytes = slice * (ranks - 1);
         }
     }
-    if changed {
-        // As it was before memory was planned: without waits for bytes that buffers share.
-        let needs = |op: &Op| op.after.iter().copied().filter(|b| conflict(&program.ops[b.0], op)).collect();
-        let after: Vec<Vec<OpId>> = program.ops.iter().map(needs).collect();
-        program.ops.iter_mut().zip(after).for_each(|(op, after)| op.after = after);
-        let results = match program.mode {
-            Mode::Train => vec![program.measured.0],
-            Mode::Evaluate => vec![program.measured.0, program.output.0],
-        };
-        MemoryPlan::make(&mut program, &results);
-    }
-    program.kept_bytes() + program.memory.step_bytes + workers * program.scratch() * 4
+    plan_memory(&mut program);
+    program.kept_bytes() + program.memory.step_bytes
 }

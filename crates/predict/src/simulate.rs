@@ -18,7 +18,7 @@ use crate::machine::{Machine, Seat};
 use crate::script::{Doing, Script, SumKey, memory_bytes};
 use crate::sum::{Collectives, Sum};
 use convoy_net::{LayerId, Network};
-use convoy_program::{Options, Program, Purpose, lower};
+use convoy_program::{Options, Program, Purpose, lower_ops};
 use convoy_split::{Rank, Strategy};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
@@ -54,123 +54,58 @@ pub struct Simulation {
 
 /// Simulates one step.
 pub fn simulate(question: &Question, keep_events: bool) -> Result<Simulation, Error> {
-    let shapes = question.network.shapes(question.options.batch)?;
-    let folded = fold(question.network, &shapes, question.strategy, question.options, question.folding);
-    if folded.period > MOST_UNLIKE {
-        return Err(Error::Unlike { unlike: folded.period, ranks: question.strategy.ranks, most: MOST_UNLIKE });
-    }
-    let mut programs = vec![];
-    for rank in 0..folded.period {
-        programs.push(lower(question.network, &folded.strategy, Rank(rank), &folded.options)?);
-    }
-    let scripts: Vec<Script> = programs.iter().map(|p| Script::of(p, question.network)).collect();
-    let outside = |entry: &crate::script::Entry| match &entry.doing {
-        Doing::Send { to: peer, .. } | Doing::Receive { from: peer, .. } => *peer >= folded.period,
-        _ => false,
-    };
-    assert!(!scripts.iter().flat_map(|s| &s.entries).any(outside), "bug: groups of ranks exchange more than sums");
-    let scene = Scene::new(question, folded, scripts);
-    let memory = scene.memory_bytes(&programs);
-    drop(programs);
-    let mut play = Play::new(&scene, keep_events);
-    play.run();
-    Ok(play.result(memory))
+    let Question { network, strategy, options, folding, .. } = *question;
+    Ok(Prepared::new(network, strategy, options, folding)?.simulate(question, keep_events))
 }
 
-/// A sum over some ranks of one group, or over the same ranks of all groups.
-struct Team {
-    /// Places in the group.
-    positions: Vec<usize>,
-    global: bool,
-    bytes: usize,
-    element_bytes: usize,
-}
-
-/// How a rank sits: kind of node, ranks on it, level to the first node of its piece.
-type Place = (usize, usize, usize);
-
-/// A rank that is simulated.
-#[derive(Clone, Copy, Debug)]
-struct Actor {
-    rank: usize,
-    position: usize,
-    group: usize,
-    seat: Seat,
-    threads: usize,
-    /// Ranks that do the same, this one included.
-    stands_for: usize,
-}
-
-/// What does not change while time goes by.
-struct Scene<'a> {
-    question: &'a Question<'a>,
+/// A job whose programs are lowered and read: what can be asked about several machines.
+pub struct Prepared {
     folded: Folded,
     scripts: Vec<Script>,
-    seats: Vec<Seat>,
-    actors: Vec<Actor>,
-    /// By group that is simulated: its first actor.
-    first_actor: HashMap<usize, usize>,
+    /// By position: bytes of the program without scratch, and floats of each worker's scratch.
+    held: Vec<(usize, usize)>,
     teams: Vec<Team>,
-    /// By position and entry: how much longer than by roofline it takes.
-    ratios: Vec<Vec<f64>>,
     /// By position and sum: its team.
     team_of: HashMap<(usize, SumKey), usize>,
 }
 
-impl<'a> Scene<'a> {
-    fn new(question: &'a Question<'a>, folded: Folded, scripts: Vec<Script>) -> Scene<'a> {
-        let machine = question.machine;
-        let seats = machine.seats(question.strategy.ranks, question.ranks_per_node);
-        let ratio = |entry: &crate::script::Entry| match &entry.doing {
-            Doing::Compute { ask, .. } => machine.table.ratio(&ask.family, &ask.size),
-            _ => 1.0,
+impl Prepared {
+    pub fn new(network: &Network, strategy: &Strategy, options: &Options, folding: Folding) -> Result<Prepared, Error> {
+        let shapes = network.shapes(options.batch)?;
+        let folded = fold(network, &shapes, strategy, options, folding);
+        if folded.period > MOST_UNLIKE {
+            return Err(Error::Unlike { unlike: folded.period, ranks: strategy.ranks, most: MOST_UNLIKE });
+        }
+        let mut programs = vec![];
+        for rank in 0..folded.period {
+            programs.push(lower_ops(network, &folded.strategy, Rank(rank), &folded.options)?);
+        }
+        let scripts: Vec<Script> = programs.iter().map(|p| Script::of(p, network)).collect();
+        let outside = |entry: &crate::script::Entry| match &entry.doing {
+            Doing::Send { to: peer, .. } | Doing::Receive { from: peer, .. } => *peer >= folded.period,
+            _ => false,
         };
-        let mut scene = Scene {
-            question,
-            folded,
-            ratios: scripts.iter().map(|s| s.entries.iter().map(ratio).collect()).collect(),
-            scripts,
-            seats,
-            actors: vec![],
-            first_actor: HashMap::new(),
-            teams: vec![],
-            team_of: HashMap::new(),
+        assert!(!scripts.iter().flat_map(|s| &s.entries).any(outside), "bug: groups of ranks exchange more than sums");
+        let mut prepared = Prepared { folded, scripts, held: vec![], teams: vec![], team_of: HashMap::new() };
+        prepared.find_teams();
+        let held = |(position, program): (usize, Program)| {
+            let scratch = program.scratch();
+            let bytes = memory_bytes(program, |key| match prepared.team_of.get(&(position, *key)) {
+                Some(&team) => prepared.team_ranks(&prepared.teams[team]),
+                None => 1,
+            });
+            (bytes, scratch)
         };
-        scene.choose_actors();
-        scene.find_teams();
-        scene
+        prepared.held = programs.into_iter().enumerate().map(held).collect();
+        Ok(prepared)
     }
 
-    /// Cuts ranks into pieces of whole groups on whole nodes; of pieces that are alike the first one acts.
-    fn choose_actors(&mut self) {
-        let (ranks, period) = (self.seats.len(), self.folded.period);
-        let is_cut = |r: usize| r.is_multiple_of(period) && self.seats[r].node != self.seats[r - 1].node;
-        let mut cuts: Vec<usize> = (1..ranks).filter(|&r| is_cut(r)).collect();
-        cuts.insert(0, 0);
-        cuts.push(ranks);
-        // By how a piece sits: the first of its kind, and how many there are.
-        let mut kinds: BTreeMap<Vec<Place>, (usize, usize)> = BTreeMap::new();
-        for (i, cut) in cuts.windows(2).enumerate() {
-            let first = self.seats[cut[0]].node;
-            let describe = |r: usize| {
-                let seat = &self.seats[r];
-                (seat.group, seat.neighbours, self.question.machine.level(first, seat.node))
-            };
-            kinds.entry((cut[0]..cut[1]).map(describe).collect()).or_insert((i, 0)).1 += 1;
-        }
-        let mut chosen: Vec<(usize, usize)> = kinds.into_values().collect();
-        chosen.sort_unstable();
-        for (piece, stands_for) in chosen {
-            for rank in cuts[piece]..cuts[piece + 1] {
-                let seat = self.seats[rank];
-                let threads = self.question.threads.unwrap_or(self.question.machine.threads(&seat));
-                let (group, position) = (rank / period, rank % period);
-                if position == 0 {
-                    self.first_actor.insert(group, self.actors.len());
-                }
-                self.actors.push(Actor { rank, position, group, seat, threads, stands_for });
-            }
-        }
+    /// A step of the job that this was prepared for, on the question's machine.
+    pub fn simulate(&self, question: &Question, keep_events: bool) -> Simulation {
+        let scene = Scene::new(question, self);
+        let mut play = Play::new(&scene, keep_events);
+        play.run();
+        play.result()
     }
 
     /// Which ranks make each sum together.
@@ -211,19 +146,103 @@ impl<'a> Scene<'a> {
     fn team_ranks(&self, team: &Team) -> usize {
         team.positions.len() * if team.global { self.folded.groups } else { 1 }
     }
+}
+
+/// A sum over some ranks of one group, or over the same ranks of all groups.
+struct Team {
+    /// Places in the group.
+    positions: Vec<usize>,
+    global: bool,
+    bytes: usize,
+    element_bytes: usize,
+}
+
+/// How a rank sits: kind of node, ranks on it, level to the first node of its piece.
+type Place = (usize, usize, usize);
+
+/// A rank that is simulated.
+#[derive(Clone, Copy, Debug)]
+struct Actor {
+    rank: usize,
+    position: usize,
+    group: usize,
+    seat: Seat,
+    threads: usize,
+    /// Ranks that do the same, this one included.
+    stands_for: usize,
+}
+
+/// What does not change while time goes by.
+struct Scene<'a> {
+    question: &'a Question<'a>,
+    job: &'a Prepared,
+    seats: Vec<Seat>,
+    actors: Vec<Actor>,
+    /// By group that is simulated: its first actor.
+    first_actor: HashMap<usize, usize>,
+    /// By position and entry: how much longer than by roofline it takes.
+    ratios: Vec<Vec<f64>>,
+}
+
+impl<'a> Scene<'a> {
+    fn new(question: &'a Question<'a>, job: &'a Prepared) -> Scene<'a> {
+        let machine = question.machine;
+        let seats = machine.seats(question.strategy.ranks, question.ranks_per_node);
+        let ratio = |entry: &crate::script::Entry| match &entry.doing {
+            Doing::Compute { ask, .. } => machine.table.ratio(&ask.family, &ask.size),
+            _ => 1.0,
+        };
+        let mut scene = Scene {
+            question,
+            job,
+            ratios: job.scripts.iter().map(|s| s.entries.iter().map(ratio).collect()).collect(),
+            seats,
+            actors: vec![],
+            first_actor: HashMap::new(),
+        };
+        scene.choose_actors();
+        scene
+    }
+
+    /// Cuts ranks into pieces of whole groups on whole nodes; of pieces that are alike the first one acts.
+    fn choose_actors(&mut self) {
+        let (ranks, period) = (self.seats.len(), self.job.folded.period);
+        let is_cut = |r: usize| r.is_multiple_of(period) && self.seats[r].node != self.seats[r - 1].node;
+        let mut cuts: Vec<usize> = (1..ranks).filter(|&r| is_cut(r)).collect();
+        cuts.insert(0, 0);
+        cuts.push(ranks);
+        // By how a piece sits: the first of its kind, and how many there are.
+        let mut kinds: BTreeMap<Vec<Place>, (usize, usize)> = BTreeMap::new();
+        for (i, cut) in cuts.windows(2).enumerate() {
+            let first = self.seats[cut[0]].node;
+            let describe = |r: usize| {
+                let seat = &self.seats[r];
+                (seat.group, seat.neighbours, self.question.machine.level(first, seat.node))
+            };
+            kinds.entry((cut[0]..cut[1]).map(describe).collect()).or_insert((i, 0)).1 += 1;
+        }
+        let mut chosen: Vec<(usize, usize)> = kinds.into_values().collect();
+        chosen.sort_unstable();
+        for (piece, stands_for) in chosen {
+            for rank in cuts[piece]..cuts[piece + 1] {
+                let seat = self.seats[rank];
+                let threads = self.question.threads.unwrap_or(self.question.machine.threads(&seat));
+                let (group, position) = (rank / period, rank % period);
+                if position == 0 {
+                    self.first_actor.insert(group, self.actors.len());
+                }
+                self.actors.push(Actor { rank, position, group, seat, threads, stands_for });
+            }
+        }
+    }
 
     /// What the heaviest rank holds.
-    fn memory_bytes(&self, programs: &[Program]) -> usize {
+    fn memory_bytes(&self) -> usize {
         let threads = |position: usize| {
             self.actors.iter().filter(|a| a.position == position).map(|a| a.threads).max().unwrap_or(1)
         };
-        let of = |(position, program): (usize, &Program)| {
-            memory_bytes(program, threads(position), |key| match self.team_of.get(&(position, *key)) {
-                Some(&team) => self.team_ranks(&self.teams[team]),
-                None => 1,
-            })
-        };
-        programs.iter().enumerate().map(of).max().unwrap_or(0)
+        let of = |(position, (bytes, scratch)): (usize, &(usize, usize))| bytes + threads(position) * scratch * 4;
+        self.job.held.iter().enumerate().map(of).max().unwrap_or(0)
     }
 
     /// The share of its node's memory bandwidth that a core has.
@@ -235,8 +254,8 @@ impl<'a> Scene<'a> {
 
     /// Seconds of a sum, and whether cores make it.
     fn sum_seconds(&self, team: &Team, group: usize) -> (f64, bool) {
-        let period = self.folded.period;
-        let groups = if team.global { 0..self.folded.groups } else { group..group + 1 };
+        let period = self.job.folded.period;
+        let groups = if team.global { 0..self.job.folded.groups } else { group..group + 1 };
         let ranks = groups.flat_map(|g| team.positions.iter().map(move |q| g * period + q));
         let nodes: Vec<usize> = ranks.map(|r| self.seats[r].node).collect();
         let bandwidth = self.actors.iter().map(|a| self.core_bandwidth(a)).fold(f64::INFINITY, f64::min);
@@ -327,14 +346,14 @@ fn order(seconds: f64) -> u64 {
 
 impl<'a> Play<'a> {
     fn new(scene: &'a Scene<'a>, keep_events: bool) -> Play<'a> {
-        let followers = scene.scripts.iter().map(|script| {
+        let followers = scene.job.scripts.iter().map(|script| {
             let mut followers = vec![vec![]; script.entries.len()];
             for (i, entry) in script.entries.iter().enumerate() {
                 entry.after.iter().for_each(|&before| followers[before].push(i));
             }
             followers
         });
-        let receivers = scene.scripts.iter().map(|script| {
+        let receivers = scene.job.scripts.iter().map(|script| {
             let receives = script.entries.iter().enumerate().filter_map(|(i, e)| match &e.doing {
                 Doing::Receive { from, tag, .. } => Some(((*from, *tag), i)),
                 _ => None,
@@ -347,7 +366,7 @@ impl<'a> Play<'a> {
             on_node.entry(actor.seat.node).or_default().push(i);
         }
         let states = scene.actors.iter().map(|actor| {
-            let entries = &scene.scripts[actor.position].entries;
+            let entries = &scene.job.scripts[actor.position].entries;
             State {
                 pending: entries.iter().map(|e| e.after.len() as u32).collect(),
                 to_take: entries.iter().map(|e| pieces(&e.doing, actor.threads)).collect(),
@@ -362,7 +381,7 @@ impl<'a> Play<'a> {
         Play {
             followers: followers.collect(),
             receivers: receivers.collect(),
-            moves: scene.scripts.iter().map(moves).collect(),
+            moves: scene.job.scripts.iter().map(moves).collect(),
             states: states.collect(),
             queue: BinaryHeap::new(),
             free_cores,
@@ -428,7 +447,7 @@ impl<'a> Play<'a> {
     /// An entry that waits for nothing any more.
     fn offer(&mut self, actor: usize, entry: usize) {
         let scene = self.scene;
-        let script = &scene.scripts[scene.actors[actor].position];
+        let script = &scene.job.scripts[scene.actors[actor].position];
         match &script.entries[entry].doing {
             Doing::Compute { .. } => self.make_ready(actor, entry),
             Doing::Send { to, .. } => {
@@ -449,7 +468,7 @@ impl<'a> Play<'a> {
     }
 
     fn make_ready(&mut self, actor: usize, entry: usize) {
-        let script = &self.scene.scripts[self.scene.actors[actor].position];
+        let script = &self.scene.job.scripts[self.scene.actors[actor].position];
         let urgency = order(script.entries[entry].remaining);
         self.states[actor].ready.push((urgency, Reverse(entry)));
     }
@@ -506,7 +525,7 @@ impl<'a> Play<'a> {
         let scene = self.scene;
         let who = &scene.actors[actor];
         let nodes = &scene.question.machine.groups[who.seat.group];
-        match &scene.scripts[who.position].entries[entry].doing {
+        match &scene.job.scripts[who.position].entries[entry].doing {
             doing @ Doing::Compute { ask, tiles, .. } => {
                 let ratio = scene.ratios[who.position][entry];
                 let all = roofline_seconds(&ask.work, nodes, scene.core_bandwidth(who));
@@ -517,7 +536,7 @@ impl<'a> Play<'a> {
                 level.message_seconds + *bytes as f64 / level.bandwidth
             }
             Doing::Sum { key, .. } => {
-                let team = scene.team_of[&(who.position, *key)];
+                let team = scene.job.team_of[&(who.position, *key)];
                 self.meetings[&self.meeting_of(team, who.group)].seconds
             }
         }
@@ -534,7 +553,7 @@ impl<'a> Play<'a> {
         state.to_finish[entry] -= 1;
         let over = state.to_finish[entry] == 0;
         *self.free_cores.get_mut(&node).expect("bug: no node") += 1;
-        let what = &scene.scripts[who.position].entries[entry];
+        let what = &scene.job.scripts[who.position].entries[entry];
         if let Doing::Compute { part, .. } = &what.doing {
             let seconds = self.piece_seconds(actor, entry);
             let part = *part;
@@ -561,7 +580,7 @@ impl<'a> Play<'a> {
         let began = worker.and_then(|w| self.piece_began.get(&(actor, w))).copied();
         let (now, rank) = (self.now, who.rank);
         if let (Some(events), Some(began)) = (&mut self.events, began) {
-            let name = self.scene.scripts[who.position].entries[entry].name.clone();
+            let name = self.scene.job.scripts[who.position].entries[entry].name.clone();
             let activity = activity(self.moves[who.position][entry]);
             events.push(Event { rank, worker, activity, name, start_seconds: began, end_seconds: now });
         }
@@ -570,7 +589,8 @@ impl<'a> Play<'a> {
     /// Puts a message on its link.
     fn send(&mut self, actor: usize, entry: usize) {
         let scene = self.scene;
-        let Doing::Send { to, bytes, .. } = &scene.scripts[scene.actors[actor].position].entries[entry].doing else {
+        let Doing::Send { to, bytes, .. } = &scene.job.scripts[scene.actors[actor].position].entries[entry].doing
+        else {
             unreachable!("bug: not a send")
         };
         let (number, level) = self.level(actor, *to);
@@ -602,7 +622,7 @@ impl<'a> Play<'a> {
     fn deliver(&mut self, actor: usize, entry: usize, at: f64) {
         let scene = self.scene;
         let who = scene.actors[actor];
-        let what = &scene.scripts[who.position].entries[entry];
+        let what = &scene.job.scripts[who.position].entries[entry];
         let Doing::Send { to, tag, bytes } = &what.doing else { unreachable!("bug: not a send") };
         let peer = self.peer(actor, *to);
         let receive = self.receivers[*to].get(&(who.position, *tag));
@@ -623,7 +643,7 @@ impl<'a> Play<'a> {
         self.book(actor);
         let scene = self.scene;
         let who = scene.actors[actor];
-        let what = &scene.scripts[who.position].entries[entry];
+        let what = &scene.job.scripts[who.position].entries[entry];
         let took = self.now - self.states[actor].sent_at[entry];
         match self.moves[who.position][entry] {
             Some(REDISTRIBUTION) => {
@@ -651,7 +671,7 @@ impl<'a> Play<'a> {
     fn received(&mut self, actor: usize, entry: usize) {
         let scene = self.scene;
         let position = scene.actors[actor].position;
-        let Doing::Receive { from, .. } = &scene.scripts[position].entries[entry].doing else {
+        let Doing::Receive { from, .. } = &scene.job.scripts[position].entries[entry].doing else {
             unreachable!("bug: not a receive")
         };
         if self.level(actor, *from).1.by_cores {
@@ -663,15 +683,15 @@ impl<'a> Play<'a> {
     }
 
     fn meeting_of(&self, team: usize, group: usize) -> (usize, usize) {
-        (team, if self.scene.teams[team].global { 0 } else { group })
+        (team, if self.scene.job.teams[team].global { 0 } else { group })
     }
 
     /// A member of a team is ready for its sum.
     fn meet(&mut self, actor: usize, entry: usize, key: SumKey) {
         let scene = self.scene;
         let who = scene.actors[actor];
-        let number = scene.team_of[&(who.position, key)];
-        let (team, place) = (&scene.teams[number], self.meeting_of(number, who.group));
+        let number = scene.job.team_of[&(who.position, key)];
+        let (team, place) = (&scene.job.teams[number], self.meeting_of(number, who.group));
         let meeting = self.meetings.entry(place).or_insert_with(|| {
             let is_member = |a: &&Actor| team.positions.contains(&a.position) && (team.global || a.group == who.group);
             let expected = scene.actors.iter().filter(is_member).count();
@@ -714,7 +734,7 @@ impl<'a> Play<'a> {
             self.book(actor);
             self.states[actor].sums -= 1;
             let who = self.scene.actors[actor];
-            let what = &self.scene.scripts[who.position].entries[entry];
+            let what = &self.scene.job.scripts[who.position].entries[entry];
             let (took, end_seconds) = (self.now - meeting.began, self.now);
             self.layer(actor, what.layer).into_iter().for_each(|times| times.reduction += took);
             if let Some(events) = &mut self.events {
@@ -738,7 +758,7 @@ impl<'a> Play<'a> {
         self.dispatch(self.scene.actors[actor].seat.node);
     }
 
-    fn result(mut self, memory_bytes: usize) -> Simulation {
+    fn result(mut self) -> Simulation {
         let scene = self.scene;
         let step_seconds = self.now;
         (0..self.states.len()).for_each(|actor| self.book(actor));
@@ -765,7 +785,7 @@ impl<'a> Play<'a> {
             layers: state.layers.clone(),
             sent_bytes,
             messages,
-            memory_bytes,
+            memory_bytes: scene.memory_bytes(),
             memory_limit_bytes: scene.seats.iter().map(|seat| machine.memory_bytes(seat)).fold(f64::INFINITY, f64::min),
             efficiency: if step_seconds > 0.0 { busy / workers / step_seconds } else { 1.0 },
             bottleneck: bottleneck(state, scene),
@@ -806,7 +826,7 @@ fn pieces(doing: &Doing, threads: usize) -> u32 {
 impl Scene<'_> {
     /// Bytes and messages that a rank at a position sends, in the job that is asked about, on average.
     fn sent(&self, position: usize) -> (f64, f64) {
-        let script = &self.scripts[position];
+        let script = &self.job.scripts[position];
         let (mut bytes, mut messages) = (0.0, 0.0);
         for entry in &script.entries {
             match &entry.doing {
@@ -815,8 +835,8 @@ impl Scene<'_> {
                     messages += 1.0;
                 }
                 Doing::Sum { key, bytes: b, adds, .. } => {
-                    let team = &self.teams[self.team_of[&(position, *key)]];
-                    let p = self.team_ranks(team) as f64;
+                    let team = &self.job.teams[self.job.team_of[&(position, *key)]];
+                    let p = self.job.team_ranks(team) as f64;
                     // Each of the reducers gets a slice of everyone and gives everyone the sum; short sums have few.
                     let reducers = ((*b / team.element_bytes) as f64).min(p);
                     let phases = 1.0 + f64::from(*adds);

@@ -49,6 +49,16 @@ pub struct Division {
 
 /// The program of one rank. The network must be verified and the strategy must fit it.
 pub fn lower(network: &Network, strategy: &Strategy, rank: Rank, options: &Options) -> Result<Program, Error> {
+    let mut program = lower_ops(network, strategy, rank, options)?;
+    plan_memory(&mut program);
+    debug_assert_eq!(program.verify(), Ok(()), "bug: after planning memory");
+    prioritise(&mut program.ops);
+    debug_assert_eq!(program.verify(), Ok(()), "bug: after priorities");
+    Ok(program)
+}
+
+/// The same without memory and priorities: its ops wait for what they read or overwrite, and for nothing else.
+pub fn lower_ops(network: &Network, strategy: &Strategy, rank: Rank, options: &Options) -> Result<Program, Error> {
     let shapes = network.shapes(options.batch)?;
     let mut builder = Builder::new(network, strategy, rank, *options, &shapes);
     builder.place();
@@ -943,13 +953,15 @@ impl<'a> Builder<'a> {
         };
         depend(&mut program.ops, program.buffers.len());
         debug_assert_eq!(program.verify(), Ok(()), "bug: after dependencies");
-        let results: &[usize] = if program.mode == Mode::Evaluate { &[measured.0, output.0] } else { &[measured.0] };
-        MemoryPlan::make(&mut program, results);
-        debug_assert_eq!(program.verify(), Ok(()), "bug: after planning memory");
-        prioritise(&mut program.ops);
-        debug_assert_eq!(program.verify(), Ok(()), "bug: after priorities");
         program
     }
+}
+
+/// Gives every buffer of a program its bytes, and makes ops wait where buffers share them.
+pub fn plan_memory(program: &mut Program) {
+    let (measured, output) = (program.measured.0, program.output.0);
+    let results: &[usize] = if program.mode == Mode::Evaluate { &[measured, output] } else { &[measured] };
+    MemoryPlan::make(program, results);
 }
 
 /// A region, or where a rank has nothing of a tensor, no samples of some channels: they still say how parameters lie.

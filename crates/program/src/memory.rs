@@ -8,7 +8,7 @@
 //! - The peak is a number: `step_bytes`.
 
 use crate::program::{Bits, Home, OpId, Program, What};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Where each buffer of a step lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -139,27 +139,38 @@ fn uses(program: &Program) -> Vec<Use> {
     uses
 }
 
+/// By buffer: those that had some of its bytes last before it. Bytes of theirs that were others' before are none of its business:
+/// whoever takes bytes over waits for those who had them.
+fn takes_over(uses: &[Use], placed: &[(usize, usize, usize)]) -> Vec<Vec<usize>> {
+    let mut order: Vec<&(usize, usize, usize)> = placed.iter().filter(|(start, end, _)| start < end).collect();
+    order.sort_by_key(|(_, _, b)| uses[*b].first);
+    let mut before: Vec<Vec<usize>> = vec![vec![]; uses.len()];
+    // By first byte: the end of a piece, and who had it last.
+    let mut owners: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for &&(start, end, b) in &order {
+        let reaches = owners.range(..start).next_back().filter(|(_, (end, _))| *end > start).map(|(at, _)| *at);
+        let within: Vec<usize> = reaches.into_iter().chain(owners.range(start..end).map(|(at, _)| *at)).collect();
+        for at in within {
+            let (until, owner) = owners.remove(&at).expect("bug: a piece that is not there");
+            before[b].push(owner);
+            if at < start {
+                owners.insert(at, (start, owner));
+            }
+            if until > end {
+                owners.insert(end, (until, owner));
+            }
+        }
+        owners.insert(start, (end, b));
+        before[b].sort_unstable();
+        before[b].dedup();
+    }
+    before
+}
+
 /// Makes the first ops that touch a buffer wait for the last ones of every earlier buffer with bytes in common.
 fn order_sharers(program: &mut Program, uses: &[Use], placed: &[(usize, usize, usize)]) {
     let count = program.ops.len();
-    let mut earlier: Vec<Vec<usize>> = vec![vec![]; program.buffers.len()];
-    for (i, &(_, end, a)) in placed.iter().enumerate() {
-        for &(start, _, b) in &placed[i + 1..] {
-            if start >= end {
-                break;
-            }
-            let (first, second) = if uses[a].first < uses[b].first { (a, b) } else { (b, a) };
-            earlier[second].push(first);
-        }
-    }
-    let touched: Vec<Bits> = uses
-        .iter()
-        .map(|u| {
-            let mut bits = Bits::new(count);
-            u.ops.iter().for_each(|&i| bits.set(i));
-            bits
-        })
-        .collect();
+    let earlier = takes_over(uses, placed);
     let mut ancestors: Vec<Bits> = Vec::with_capacity(count);
     for i in 0..count {
         let mut bits = Bits::new(count);
@@ -172,16 +183,18 @@ fn order_sharers(program: &mut Program, uses: &[Use], placed: &[(usize, usize, u
         buffers.dedup();
         for b in buffers {
             // An op that comes after another user of the buffer inherits that one's waiting.
-            if bits.meets(&touched[b]) {
+            if earlier[b].is_empty() || uses[b].ops.iter().take_while(|&&user| user < i).any(|&user| bits.get(user)) {
                 continue;
             }
-            for &a in &earlier[b] {
-                for &user in uses[a].ops.iter().rev() {
-                    if user < i && !bits.get(user) {
-                        program.ops[i].after.push(OpId(user));
-                        bits.union(&ancestors[user]);
-                        bits.set(user);
-                    }
+            // Later users first: what they wait for need not be named again.
+            let mut users: Vec<usize> = earlier[b].iter().flat_map(|&a| uses[a].ops.iter().copied()).collect();
+            users.sort_unstable();
+            users.dedup();
+            for user in users.into_iter().rev() {
+                if user < i && !bits.get(user) {
+                    program.ops[i].after.push(OpId(user));
+                    bits.union(&ancestors[user]);
+                    bits.set(user);
                 }
             }
         }

@@ -444,10 +444,6 @@ impl Bits {
     pub fn union(&mut self, other: &Bits) {
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
     }
-    /// Whether both have a number in common.
-    pub fn meets(&self, other: &Bits) -> bool {
-        self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
-    }
 }
 
 impl fmt::Display for Subject {
