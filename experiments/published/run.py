@@ -2,7 +2,7 @@
 """Simulation beside published results: Dryden et al. 2019 (strong scaling) and ParaDL 2021 (seconds of an epoch).
 
 usage: run.py CONVOY RESULTS-FOLDER
-Writes mesh1k.toml (the network of the first paper), raw.csv and table.md into the folder.
+Writes mesh1k.toml (the network of the first paper), raw.csv and table.md into the folder. plot.py plots them.
 """
 import csv, json, os, subprocess, sys
 

@@ -174,6 +174,23 @@ fn calibrations_are_kept_used_and_told_when_they_are_old() {
     let file = place.path().join("cache/convoy/machine.toml");
     let ran = with_cache("simulate lenet --batch 8");
     assert!(ran.err.is_empty() && ran.out.contains(object["machine"].as_str().unwrap()), "{ran:?}");
+    // What is predicted with it is held against what steps take; memory is exact.
+    let ran = with_cache(
+        "bench --validate --only cifar+16+2x1+data,cifar+16+2x1+chosen --seconds 1 --out cases.jsonl --json",
+    );
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let object: serde_json::Value = serde_json::from_str(ran.out.lines().last().unwrap()).unwrap();
+    let cases = object["cases"].as_array().unwrap();
+    let lines = std::fs::read_to_string(place.path().join("cases.jsonl")).unwrap();
+    assert_eq!((cases.len(), lines.lines().count()), (2, 2), "{object}");
+    for case in cases {
+        let number = |name: &str| case[name].as_f64().unwrap();
+        let accuracy = 1.0 - (number("predicted_seconds") / number("measured_seconds") - 1.0).abs();
+        assert!((accuracy - number("accuracy_raw")).abs() < 1e-9, "{case}");
+        assert_eq!(case["predicted_bytes"], case["planned_bytes"], "{case}");
+    }
+    let regret = &object["regrets"][0];
+    assert!(regret["regret"].as_f64().unwrap() >= 0.0 && object["regrets"].as_array().unwrap().len() == 1, "{object}");
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, text.replace("convoy-kernels", "older-kernels")).unwrap();
     let ran = with_cache("simulate lenet --batch 8");

@@ -1,5 +1,6 @@
 //! `convoy bench`: the speed of a training step, as a whole and layer by layer, beside what this machine could do.
 
+use super::validate::{self, Validate};
 use super::{field_argument, field_arguments, json_argument, lay_flags, path, path_argument, say};
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
@@ -23,9 +24,9 @@ use std::path::Path;
 use std::time::Instant;
 
 /// Steps that are not measured: the first touches of memory and caches.
-const WARM_UP: usize = 2;
-const SEED: u64 = 1;
-const LEARNING_RATE: f32 = 1e-3;
+pub const WARM_UP: usize = 2;
+pub const SEED: u64 = 1;
+pub const LEARNING_RATE: f32 = 1e-3;
 
 pub fn definition() -> Command {
     let fields = ["network.classes", "network.input", "train.winograd", "parallel.threads"];
@@ -39,15 +40,44 @@ pub fn definition() -> Command {
             "Measures training steps on a fixed batch in memory: forward, loss, backward, and SGD with momentum 0.9 and\n\
              weight decay 1e-4. The peak is what a loop of nothing but multiply-adds reaches on as many threads.",
         )
-        .arg(path_argument("NET").required(true).help("a model's name (`convoy models`) or a network's file"))
+        .arg(path_argument("NET").required_unless_present("validate").help("a model's name (`convoy models`) or a network's file"))
         .arg(own("train.batch", "16", "samples of a step"))
         .arg(own("train.steps", "10", "steps that are measured, after two that are not"))
         .arg(Arg::new("layers").long("layers").action(ArgAction::SetTrue).help("the same per layer and pass"))
+        .arg(
+            Arg::new("validate")
+                .long("validate")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["NET", "layers"])
+                .help("instead: predicted beside measured, over networks, batches and strategies, and what the planner's choices cost"),
+        )
+        .arg(
+            Arg::new("only")
+                .long("only")
+                .value_name("LIST")
+                .requires("validate")
+                .help("cases that have one of these words in their names, such as unet,resnet50+data"),
+        )
+        .arg(
+            Arg::new("seconds")
+                .long("seconds")
+                .value_name("N")
+                .default_value("5")
+                .help("with --validate: how long each case is measured, three steps at least"),
+        )
+        .arg(path_argument("out").long("out").value_name("FILE").requires("validate").help("a line of JSON for each case"))
         .arg(json_argument())
         .args(field_arguments(|field| fields.contains(&field.key)))
 }
 
 pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
+    if matches.get_flag("validate") {
+        let only = matches.get_one::<String>("only").map_or("", String::as_str);
+        let only = only.split(',').filter(|words| !words.is_empty()).map(String::from).collect();
+        let seconds = super::question::whole(matches, "seconds", 86_400)?.expect("bug: it has a default") as f64;
+        let validate = Validate { only, seconds, out: path(matches, "out") };
+        return validate::run(&validate, matches.get_flag("json"));
+    }
     let mut draft = Draft::default();
     lay_flags(&mut draft, matches);
     let job = draft.job()?;
@@ -180,7 +210,7 @@ impl Bench {
 }
 
 /// One synthetic batch, dense.
-fn batch_of(network: &Network, program: &Program) -> Result<(Vec<f32>, Vec<f32>), Errors> {
+pub fn batch_of(network: &Network, program: &Program) -> Result<(Vec<f32>, Vec<f32>), Errors> {
     let shapes = network.shapes(1).map_err(Error::from)?;
     let (input, output) = (shapes[0], shapes[shapes.len() - 1]);
     let options = ready::open_options(&Job::default(), &network.loss, Some(output));

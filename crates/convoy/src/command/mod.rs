@@ -15,6 +15,7 @@ mod simulate;
 mod sweep;
 mod times;
 mod train;
+mod validate;
 
 pub(crate) use calibrate::this_computer;
 

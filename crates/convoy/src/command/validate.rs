@@ -1,0 +1,367 @@
+//! `convoy bench --validate`: predicted step times beside measured ones, over networks, batches and strategies.
+//!
+//! Each case is predicted from this computer's calibration, then run in memory with ranks that are threads. A loop of nothing but
+//! multiply-adds runs right before and after each case: where it is slower than when the computer was calibrated, others used
+//! the cores, or clocks fell. Both the raw measurement and the one corrected by that are kept.
+//!
+//! For each network the strategy that the planner chooses is among the cases: how much slower it is than the best one measured is
+//! its regret.
+
+use super::bench::{LEARNING_RATE, SEED, WARM_UP, batch_of};
+use super::say;
+use crate::calibration;
+use crate::error::{Error, Errors};
+use crate::machine;
+use crate::words::{percent, table};
+use convoy_engine::{Batch, Engine, Settings};
+use convoy_kernels::{Mode, Moment, Update, Winograd, fma_peak_gflops};
+use convoy_net::zoo::{self, ModelOptions};
+use convoy_net::{Network, Region};
+use convoy_plan::{Asked, Goal};
+use convoy_predict::{Collectives, Estimate, Folding, Machine, Question, simulate};
+use convoy_program::{Options, lower};
+use convoy_split::{Rank, Strategy};
+use convoy_train::state;
+use serde_json::{Value, json};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// Networks, each with its batches: steps of a fifth of a second to some seconds on a core or two.
+const NETWORKS: [(&str, [usize; 2]); 5] =
+    [("resnet18-cifar", [16, 64]), ("resnet50", [2, 8]), ("vgg16", [2, 4]), ("alexnet", [16, 64]), ("unet", [1, 2])];
+/// Ranks, threads of each, strategy.
+const WAYS: [(usize, usize, &str); 9] = [
+    (1, 1, "data"),
+    (1, 2, "data"),
+    (2, 1, "data"),
+    (2, 1, "spatial"),
+    (2, 1, "filter"),
+    (2, 1, "channel"),
+    (2, 1, CHOSEN),
+    (4, 1, "data"),
+    (4, 1, "spatial"),
+];
+/// The planner's own choice.
+const CHOSEN: &str = "chosen";
+
+/// Which cases, and for how long.
+pub struct Validate<'a> {
+    /// Words that a case's name must have one of; all cases where there are none.
+    pub only: Vec<String>,
+    /// Of measured steps of a case, at least three steps.
+    pub seconds: f64,
+    /// Where a line of JSON for each case goes, as soon as it is measured.
+    pub out: Option<&'a Path>,
+}
+
+struct Case {
+    network: &'static str,
+    batch: usize,
+    ranks: usize,
+    threads: usize,
+    words: &'static str,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        format!("{} {} {}x{} {}", self.network, self.batch, self.ranks, self.threads, self.words)
+    }
+
+    /// Whether ranks have a core for each of their threads.
+    fn has_cores(&self) -> bool {
+        self.ranks * self.threads <= machine::cores()
+    }
+}
+
+/// A case, predicted and measured.
+struct Row {
+    case: Case,
+    strategy: String,
+    predicted: Estimate,
+    /// Of each step.
+    seconds: Vec<f64>,
+    /// Speed of the reference loop beside the run, over that of the calibration.
+    reference: f64,
+    planned_bytes: usize,
+}
+
+impl Row {
+    fn measured(&self) -> f64 {
+        let mut sorted = self.seconds.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted[sorted.len() / 2]
+    }
+
+    /// What it would have taken at the speed of the calibration.
+    fn corrected(&self) -> f64 {
+        self.measured() * self.reference
+    }
+
+    fn accuracy(&self, measured: f64) -> f64 {
+        1.0 - (self.predicted.step_seconds - measured).abs() / measured
+    }
+
+    fn object(&self) -> Value {
+        json!({
+            "network": self.case.network, "batch": self.case.batch, "ranks": self.case.ranks,
+            "threads": self.case.threads, "asked": self.case.words, "strategy": self.strategy,
+            "transport": "threads", "predicted_seconds": self.predicted.step_seconds,
+            "measured_seconds": self.measured(), "corrected_seconds": self.corrected(),
+            "all_seconds": self.seconds, "reference": self.reference,
+            "accuracy_raw": self.accuracy(self.measured()), "accuracy": self.accuracy(self.corrected()),
+            "predicted_bytes": self.predicted.memory_bytes, "planned_bytes": self.planned_bytes,
+        })
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let ms = |seconds: f64| format!("{:.2}", 1e3 * seconds);
+        vec![
+            self.case.network.into(),
+            self.case.batch.to_string(),
+            format!("{} x {}", self.case.ranks, self.case.threads),
+            if self.case.words == CHOSEN { format!("chosen: {}", self.strategy) } else { self.strategy.clone() },
+            ms(self.predicted.step_seconds),
+            ms(self.measured()),
+            ms(self.corrected()),
+            percent(self.accuracy(self.measured())),
+            percent(self.accuracy(self.corrected())),
+            if self.predicted.memory_bytes == self.planned_bytes { "exact".into() } else { "differs".into() },
+        ]
+    }
+}
+
+/// Predicts and measures all cases, and tells what came out.
+pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
+    let machine = calibrated()?;
+    let mut rows: Vec<Row> = vec![];
+    for case in cases().filter(|case| validate.wants(case)) {
+        eprintln!("{}", case.name());
+        let row = measure(case, &machine, validate.seconds)?;
+        if let Some(path) = validate.out {
+            let file = OpenOptions::new().create(true).append(true).open(path);
+            file.and_then(|mut file| writeln!(file, "{}", row.object())).map_err(Error::file("write", path))?;
+        }
+        rows.push(row);
+    }
+    if rows.is_empty() {
+        return Err(Error::flag("only", "no case has any of these words in its name").into());
+    }
+    let header = [
+        "network",
+        "batch",
+        "ranks x threads",
+        "strategy",
+        "predicted ms",
+        "measured",
+        "corrected",
+        "accuracy raw",
+        "corrected",
+        "memory",
+    ];
+    say(&table(&header, &[3, 9], rows.iter().map(Row::cells).collect()))?;
+    let (own, shared): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.case.has_cores());
+    for (what, rows) in [("a core for each thread", own), ("shared cores", shared)] {
+        if !rows.is_empty() {
+            say(&summary(what, &rows))?;
+        }
+    }
+    let regrets = regrets(&rows);
+    if !regrets.is_empty() {
+        let cells = |r: &Regret| {
+            vec![r.network.to_string(), r.batch.to_string(), r.chosen.clone(), r.best.clone(), percent(r.regret)]
+        };
+        let header = ["network", "batch", "chosen", "best measured", "regret"];
+        say(&format!("\n{}", table(&header, &[2, 3], regrets.iter().map(cells).collect())))?;
+    }
+    if json {
+        let regret = |r: &Regret| json!({ "network": r.network, "batch": r.batch, "chosen": r.chosen, "best": r.best, "regret": r.regret });
+        let object = json!({
+            "cases": rows.iter().map(Row::object).collect::<Vec<_>>(),
+            "regrets": regrets.iter().map(regret).collect::<Vec<_>>(),
+        });
+        say(&object.to_string())?;
+    }
+    Ok(())
+}
+
+/// This computer as it was measured, by these kernels.
+fn calibrated() -> Result<Machine, Error> {
+    match calibration::cached() {
+        Some((machine, None)) => Ok(machine),
+        Some((_, Some(flaw))) => Err(Error::Usage(flaw)),
+        None => Err(Error::Usage("this computer was not calibrated\n  help: convoy calibrate".into())),
+    }
+}
+
+impl Validate<'_> {
+    fn wants(&self, case: &Case) -> bool {
+        let name = case.name();
+        self.only.is_empty() || self.only.iter().any(|words| words.split('+').all(|word| name.contains(word)))
+    }
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    NETWORKS.into_iter().flat_map(|(network, batches)| {
+        batches.into_iter().flat_map(move |batch| {
+            WAYS.into_iter().map(move |(ranks, threads, words)| Case { network, batch, ranks, threads, words })
+        })
+    })
+}
+
+fn summary(what: &str, rows: &[&Row]) -> String {
+    let all = |of: &dyn Fn(&Row) -> f64| {
+        let values: Vec<f64> = rows.iter().map(|row| of(row)).collect();
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        format!("mean {}, least {}", percent(mean), percent(least))
+    };
+    format!(
+        "{} cases with {what}: accuracy raw {}; corrected {}",
+        rows.len(),
+        all(&|row| row.accuracy(row.measured())),
+        all(&|row| row.accuracy(row.corrected()))
+    )
+}
+
+/// How much slower the planner's choice was than the best that was measured.
+struct Regret {
+    network: &'static str,
+    batch: usize,
+    chosen: String,
+    best: String,
+    regret: f64,
+}
+
+fn regrets(rows: &[Row]) -> Vec<Regret> {
+    let mut regrets = vec![];
+    for chosen in rows.iter().filter(|row| row.case.words == CHOSEN) {
+        let same = |row: &&Row| {
+            let (a, b) = (&row.case, &chosen.case);
+            (a.network, a.batch, a.ranks, a.threads) == (b.network, b.batch, b.ranks, b.threads)
+        };
+        // The same strategy measured twice is one strategy: the faster run counts for both.
+        let is_chosen = |row: &&Row| row.strategy == chosen.strategy;
+        let own = rows.iter().filter(same).filter(is_chosen).map(Row::corrected).fold(f64::INFINITY, f64::min);
+        let best = rows.iter().filter(same).min_by(|a, b| a.corrected().total_cmp(&b.corrected()));
+        let best = best.expect("bug: the chosen one is among them");
+        regrets.push(Regret {
+            network: chosen.case.network,
+            batch: chosen.case.batch,
+            chosen: chosen.strategy.clone(),
+            best: best.strategy.clone(),
+            regret: own / best.corrected() - 1.0,
+        });
+    }
+    regrets
+}
+
+fn measure(case: Case, machine: &Machine, seconds: f64) -> Result<Row, Errors> {
+    let network = zoo::model(case.network, ModelOptions::default()).map_err(Error::from)?.fused();
+    let options = Options {
+        batch: case.batch,
+        mode: Mode::Train,
+        leaves: 8,
+        winograd: Winograd::Four,
+        update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
+        division: Default::default(),
+    };
+    let strategy = strategy(&case, &network, &options, machine)?;
+    let question = Question {
+        network: &network,
+        strategy: &strategy,
+        options: &options,
+        machine,
+        threads: Some(case.threads),
+        ranks_per_node: Some(case.ranks),
+        collectives: Collectives::Direct,
+        folding: Folding::Alike,
+    };
+    let predicted = simulate(&question, false).map_err(Error::from)?.estimate;
+    let before = fma_peak_gflops(1);
+    let (times, planned_bytes) = run_ranks(&case, &network, &strategy, &options, seconds)?;
+    let reference = before.max(fma_peak_gflops(1)) * 1e9 / machine.groups[0].core_flops;
+    Ok(Row { strategy: strategy.name.clone(), case, predicted, seconds: times, reference, planned_bytes })
+}
+
+fn strategy(case: &Case, network: &Network, options: &Options, machine: &Machine) -> Result<Strategy, Error> {
+    if case.words != CHOSEN {
+        let shapes = network.shapes(case.batch)?;
+        return Strategy::parse(case.words, case.ranks, network, &shapes).map_err(|e| Error::Usage(e.to_string()));
+    }
+    let asked = Asked {
+        network,
+        options,
+        machine,
+        ranks: case.ranks,
+        threads: Some(case.threads),
+        ranks_per_node: Some(case.ranks),
+        collectives: Collectives::Direct,
+        budget_bytes: None,
+        goal: Goal::Time,
+    };
+    let plan = convoy_plan::plan(&asked).map_err(|error| Error::Plan(Box::new(error)))?;
+    let uses_all = plan.candidates.into_iter().find(|c| c.strategy.ranks == case.ranks);
+    Ok(uses_all.expect("bug: data is always a candidate").strategy)
+}
+
+/// Steps of all ranks together: seconds of each, and what the heaviest rank held.
+fn run_ranks(
+    case: &Case,
+    network: &Network,
+    strategy: &Strategy,
+    options: &Options,
+    seconds: f64,
+) -> Result<(Vec<f64>, usize), Errors> {
+    let mut engines = vec![];
+    for (rank, communicator) in convoy_comm::threads(case.ranks).into_iter().enumerate() {
+        let program = lower(network, strategy, Rank(rank), options).map_err(Error::from)?;
+        let (images, targets) = batch_of(network, &program)?;
+        let (images, targets) = (part(&images, &program.images, network, case.batch)?, targets);
+        let targets = targets[..program.targets.min(targets.len())].to_vec();
+        let mut engine = Engine::new(network, vec![program], case.threads, communicator, Settings::default());
+        state::put_weights(&mut engine, network, &state::initial_weights(network, SEED));
+        engines.push((engine, images, targets));
+    }
+    let planned = engines.iter().map(|(engine, ..)| engine.bytes()).max().unwrap_or(0);
+    let mut times = vec![];
+    let began = Instant::now();
+    for step in 0.. {
+        let start = Instant::now();
+        let moment = Moment { seed: SEED, step: step as u64, learning_rate: LEARNING_RATE };
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let run = |(engine, images, targets): &mut (Engine, Vec<f32>, Vec<f32>)| {
+                engine.step(0, Batch { images, targets }, moment).map(drop)
+            };
+            let others: Vec<_> = engines.iter_mut().map(|rank| scope.spawn(move || run(rank))).collect();
+            others.into_iter().map(|rank| rank.join().expect("bug: a rank panicked")).collect()
+        });
+        results.into_iter().collect::<Result<Vec<()>, _>>().map_err(Error::from)?;
+        if step >= WARM_UP {
+            times.push(start.elapsed().as_secs_f64());
+        }
+        if times.len() >= 3 && began.elapsed().as_secs_f64() > seconds {
+            return Ok((times, planned));
+        }
+    }
+    unreachable!("bug: steps end")
+}
+
+/// A rank's region of a batch of whole images.
+fn part(images: &[f32], region: &Region, network: &Network, batch: usize) -> Result<Vec<f32>, Error> {
+    let shape = network.shapes(batch)?[0];
+    let [_, c, d, h, w] = shape.0;
+    let mut part = Vec::with_capacity(region.len());
+    for n in region.start[0]..region.end[0] {
+        for ch in region.start[1]..region.end[1] {
+            for z in region.start[2]..region.end[2] {
+                for y in region.start[3]..region.end[3] {
+                    let row = (((n as usize * c + ch as usize) * d + z as usize) * h + y as usize) * w;
+                    part.extend(&images[row + region.start[4] as usize..row + region.end[4] as usize]);
+                }
+            }
+        }
+    }
+    Ok(part)
+}
