@@ -93,6 +93,7 @@ struct Row {
     #[serde(default = "one")]
     width: usize,
     ranks: Option<Vec<usize>>,
+    shares: Option<Vec<usize>>,
 }
 
 fn one() -> usize {
@@ -137,7 +138,12 @@ impl Row {
         if members.len() != parts || different.len() != parts || different.iter().any(|&rank| rank >= ranks) {
             return Err(Box::new(Flaw::Members { path, layer, found: members, parts, ranks, grid: words() }));
         }
-        Ok(Placement { ranks: members.into_iter().map(Rank).collect(), grid: self.grid() })
+        let shares = self.shares.clone().unwrap_or_default();
+        if self.shares.is_some() && (shares.len() != self.sample || shares.contains(&0)) {
+            let cause = format!("layer `{layer}` has shares {shares:?}, wanted {} above 0", self.sample);
+            return Err(Box::new(Flaw::Form { path, cause }));
+        }
+        Ok(Placement { ranks: members.into_iter().map(Rank).collect(), grid: self.grid(), shares })
     }
 }
 
@@ -150,9 +156,13 @@ pub fn write(network: &Network, strategy: &Strategy, predicted: Option<(usize, &
         let first: Vec<Rank> = (0..placement.ranks.len()).map(Rank).collect();
         let members: Vec<usize> = placement.ranks.iter().map(|rank| rank.0).collect();
         let members = if placement.ranks == first { String::new() } else { format!(", \"ranks\": {}", json!(members)) };
+        let shares = match placement.shares.is_empty() {
+            true => String::new(),
+            false => format!(", \"shares\": {}", json!(placement.shares)),
+        };
         lines.push(format!(
             "    {{ \"layer\": {name}, \"sample\": {sample}, \"filter\": {filter}, \"channel\": {channel}, \
-             \"depth\": {depth}, \"height\": {height}, \"width\": {width}{members} }}"
+             \"depth\": {depth}, \"height\": {height}, \"width\": {width}{members}{shares} }}"
         ));
     }
     let predicted = predicted.map_or(String::new(), |(batch, e)| {
@@ -248,13 +258,16 @@ mod tests {
     fn what_was_written_is_read() {
         let net = network();
         let shapes = net.shapes(4).unwrap();
-        for words in ["data", "spatial", "filter", "channel", "data:2,spatial:2", "data:2,filter:2"] {
+        for words in
+            ["data", "spatial", "filter", "channel", "data:2,spatial:2", "data:2,filter:2", "data:3+1,spatial:2"]
+        {
             let strategy = Strategy::parse(words, 4, &net, &shapes).unwrap();
             assert_eq!(again(&write(&net, &strategy, None), 4), Ok(strategy));
         }
         let on = |grid: &str, ranks: &[usize]| Placement {
             grid: grid.parse().unwrap(),
             ranks: ranks.iter().copied().map(Rank).collect(),
+            shares: vec![],
         };
         let placements =
             vec![on("data:3", &[0, 1, 2]), on("spatial:2", &[2, 0]), on("filter:3", &[2, 1, 0]), on("data:1", &[1])];
@@ -294,6 +307,9 @@ mod tests {
         );
         assert!(
             told(conv, "\"conv\", \"ranks\": [1, 2], \"sample\": 2").contains("has ranks [1, 2], wanted 2 different")
+        );
+        assert!(
+            told(conv, "\"conv\", \"shares\": [3], \"sample\": 2").contains("`conv` has shares [3], wanted 2 above 0")
         );
         assert!(told("convoy-plan-1", "convoy-plan-9").contains("its format is \"convoy-plan-9\""));
         assert!(told("\"fc1\"", "\"conv\"").contains("layer `conv` stands in it twice"));

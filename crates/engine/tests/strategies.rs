@@ -114,7 +114,10 @@ fn placement(numbers: &mut Numbers, net: &Network, batch: usize, ranks: usize, l
         let fits = grid.parts() <= ranks && check(&grid, l, net, &shapes).is_ok();
         if fits && (grid.parts() == ranks || numbers.below(6) == 0) {
             let first = numbers.below(ranks - grid.parts() + 1);
-            return Placement { ranks: (first..first + grid.parts()).map(Rank).collect(), grid };
+            let ranks = (first..first + grid.parts()).map(Rank).collect();
+            let shares =
+                if numbers.below(3) == 0 { (0..grid.sample).map(|_| 1 + numbers.below(4)).collect() } else { vec![] };
+            return Placement { ranks, grid, shares };
         }
     }
 }

@@ -78,7 +78,7 @@ fn groups(shapes: &[Shape], strategy: &Strategy, batch: usize) -> usize {
     let groups = strategy.placements.iter().fold(batch, |all, p| common(all, p.grid.sample));
     let (period, samples) = (strategy.ranks / groups, batch / groups);
     let alike = |p: &Placement, shape: Shape, rank: usize| {
-        let (first, here) = (p.grid.region(shape, rank % period), p.grid.region(shape, rank));
+        let (first, here) = (p.region(shape, rank % period), p.region(shape, rank));
         let by = (rank / period * samples) as isize;
         let (start, end) = first.range(Axis::Sample);
         here == first.with(Axis::Sample, start + by, end + by)

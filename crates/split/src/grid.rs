@@ -93,7 +93,7 @@ impl Grid {
         let h = i / self.width % self.height;
         let d = i / (self.width * self.height) % self.depth;
         let (f, _) = self.filter_and_channel(i);
-        let n = i / (self.width * self.height * self.depth * self.channel * self.filter);
+        let n = self.sample_part(i);
         let mut region = Region::whole(shape);
         let cuts = [
             (Axis::Sample, sample_block(shape.samples(), self.sample, n)),
@@ -110,6 +110,11 @@ impl Grid {
 }
 
 impl Grid {
+    /// Which part of the samples part `i` has.
+    pub fn sample_part(&self, i: usize) -> usize {
+        i * self.sample / self.parts()
+    }
+
     /// Which part of the filters and which part of the channels part `i` has.
     fn filter_and_channel(&self, i: usize) -> (usize, usize) {
         let inner = i / (self.width * self.height * self.depth);
@@ -173,22 +178,40 @@ pub struct Placement {
     /// One rank for each part of the grid, in order.
     pub ranks: Vec<Rank>,
     pub grid: Grid,
+    /// How many samples each of their parts has, relative to the others; nothing where all have equally many.
+    pub shares: Vec<usize>,
 }
 
 impl Placement {
     /// The first ranks, as many as the grid has parts.
     pub fn over(grid: Grid) -> Placement {
-        Placement { ranks: (0..grid.parts()).map(Rank).collect(), grid }
+        Placement { ranks: (0..grid.parts()).map(Rank).collect(), grid, shares: vec![] }
+    }
+
+    /// The region of an output of `shape` that part `i` owns ([`Grid::region`]), by shares.
+    pub fn region(&self, shape: Shape, i: usize) -> Region {
+        self.shared(self.grid.region(shape, i), shape, i)
+    }
+
+    /// A part's region with the samples that its share says.
+    fn shared(&self, region: Region, shape: Shape, i: usize) -> Region {
+        if self.shares.is_empty() {
+            return region;
+        }
+        let part = self.grid.sample_part(i);
+        let before = |part: usize| self.shares[..part].iter().sum::<usize>();
+        let at = |part: usize| (shape.samples() * before(part) / before(self.shares.len())) as isize;
+        region.with(Axis::Sample, at(part), at(part + 1))
     }
 
     /// What each of `ranks` ranks owns of an output of `shape`.
     pub fn owned(&self, shape: Shape, ranks: usize) -> Vec<Region> {
-        self.by_rank(ranks, Region::EMPTY, |i| self.grid.region(shape, i))
+        self.by_rank(ranks, Region::EMPTY, |i| self.region(shape, i))
     }
 
     /// What each of `ranks` ranks computes sums for, of an output of `shape` ([`Grid::computed`]).
     pub fn computed(&self, shape: Shape, ranks: usize) -> Vec<Region> {
-        self.by_rank(ranks, Region::EMPTY, |i| self.grid.computed(shape, i))
+        self.by_rank(ranks, Region::EMPTY, |i| self.shared(self.grid.computed(shape, i), shape, i))
     }
 
     /// The channels of an input of so many that each of `ranks` ranks sums over.
@@ -232,6 +255,18 @@ mod tests {
             }
             assert!(seen.iter().all(|&n| n == 1), "{grid}");
         }
+    }
+
+    /// Ranks that share samples have the same, in proportion, and together they have all.
+    #[test]
+    fn shares_cut_samples() {
+        let shape = Shape([8, 4, 1, 6, 1]);
+        let grid: Grid = "data:3,spatial:2".parse().unwrap();
+        let placement = Placement { shares: vec![2, 1, 1], ..Placement::over(grid) };
+        let samples: Vec<_> = placement.owned(shape, 6).iter().map(|r| r.range(Axis::Sample)).collect();
+        assert_eq!(samples, [(0, 4), (0, 4), (4, 6), (4, 6), (6, 8), (6, 8)]);
+        let few: Vec<_> = placement.owned(Shape([1, 4, 1, 6, 1]), 6).iter().map(|r| r.size(Axis::Sample)).collect();
+        assert_eq!(few, [0, 0, 0, 0, 1, 1]);
     }
 
     /// PAPERS.md 1.3: blocks of 10 rows over 3 ranks, of 9 over 4.
