@@ -91,6 +91,8 @@ pub struct ParallelFields {
     pub batch_norm: NormOver,
     #[serde(with = "HomeWords")]
     pub home: ParameterHome,
+    /// Whether gradients are summed over ranks in the order of one rank.
+    pub exact: bool,
     /// Of each rank, such as `3GiB`.
     pub memory: Option<String>,
     /// Seconds.

@@ -8,7 +8,7 @@ use crate::plan_file;
 use crate::ready::{self, Ready};
 use crate::world::World;
 use convoy_net::Network;
-use convoy_program::Division;
+use convoy_program::{Division, SumOrder};
 use convoy_train::{Checkpoint, DamagedCheckpoint, Observer, Outcome, RunFolder, Setup, Start, Weights};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -149,7 +149,11 @@ impl Ready {
         Ok(Setup {
             network: self.network.clone(),
             strategy: self.strategy.clone(),
-            division: Division { norm: job.parallel.batch_norm, home: job.parallel.home },
+            division: Division {
+                norm: job.parallel.batch_norm,
+                home: job.parallel.home,
+                sums: if job.parallel.exact { SumOrder::Tree } else { SumOrder::Ring },
+            },
             threads: job.parallel.threads.unwrap_or(1),
             batch: job.train.batch,
             steps: self.steps(),

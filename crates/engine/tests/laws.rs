@@ -6,12 +6,15 @@ mod harness;
 use convoy_engine::{Order, Settings};
 use convoy_net::layers::*;
 use convoy_net::{Edge, Kind, Loss, Network, Sampling};
-use convoy_program::{Action, Number, Program, What, lower};
+use convoy_program::{Action, Division, Number, Program, Purpose, SumOrder, What, lower};
 use convoy_split::{Rank, Strategy};
 use harness::*;
 
 /// Strategies under which ranks share samples.
-const SHARING: [(usize, &str); 13] = [
+const SHARING: [(usize, &str); 15] = [
+    // Unequal shares: rounding differs from one rank's.
+    (2, "data:3+1"),
+    (6, "data:1+3+2,spatial:2"),
     (2, "spatial"),
     (3, "spatial"),
     (2, "spatial:1x2"),
@@ -201,6 +204,27 @@ fn ranks_that_share_samples_give_the_result_of_one() {
         for (ranks, text) in SHARING {
             let found = run(&net, &strategy(text, ranks, &net, batch), plain(batch), 3);
             assert_eq!(difference(&found, &one), None, "{} under {text} on {ranks}", net.name);
+        }
+    }
+}
+
+/// As many bytes as by the tree, and all ranks with the same bits; but another order.
+#[test]
+fn sums_around_a_ring_are_sums() {
+    let division = Division { sums: SumOrder::Ring, ..Division::default() };
+    for (net, batch) in [(residual(true), 8), (narrowing(), 3)] {
+        let one = run_one(&net, batch, 3);
+        for (ranks, text) in [(2, "data"), (3, "data"), (4, "data"), (8, "data"), (4, "data:2,spatial:2")] {
+            let strategy = strategy(text, ranks, &net, batch);
+            let settings = Settings { order: Order::Random(ranks as u64), poison: true, profile: false };
+            let found = run(&net, &strategy, Way { division, settings, ..plain(batch) }, 3);
+            assert_eq!(difference(&found, &one), None, "{} under {text} on {ranks}", net.name);
+            let sent = |division| {
+                let program = |r| lower(&net, &strategy, Rank(r), &options(batch, division)).unwrap();
+                (0..ranks).map(|r| program(r).sent(Purpose::Reduction).0).sum::<usize>()
+            };
+            // Ranks without samples pass on what others add.
+            assert!(sent(division) == sent(Division::default()) || batch < ranks);
         }
     }
 }

@@ -10,6 +10,7 @@
 use crate::home::slice;
 use crate::lower::Builder;
 use crate::program::{Action, Home, Number, Part, What};
+use crate::reduce::SumOrder;
 use convoy_kernels::{Geometry, Mode, Stage, fast};
 use convoy_net::{LayerId, Role};
 
@@ -123,23 +124,31 @@ impl Builder<'_> {
             let (first, p) = bucket.first();
             let (buffer, has_part) = (self.found[&What::Bucket(first, p)], self.parts_of(&bucket));
             let subject = (first.0 as u64) << 12 | p as u64;
+            if self.options.division.sums == SumOrder::Ring && !self.is_sharded() {
+                self.ring(buffer, Number::Single, &bucket.team, &has_part, subject);
+                self.complete.push((bucket, None));
+                continue;
+            }
             let slices = match self.is_sharded() {
                 true => (0..bucket.team.len()).map(|q| slice(&bucket, q)).collect(),
                 false => self.slices(buffer, Number::Single, bucket.team.len()),
             };
             let reduction = self.begin_reduction((buffer, Number::Single), slices, &bucket.team, &has_part, subject);
-            self.complete.push((bucket, reduction));
+            self.complete.push((bucket, Some(reduction)));
         }
     }
 
     /// Sums buckets that are complete and lets the optimizer have them.
     pub fn update_buckets(&mut self) {
         for (bucket, reduction) in std::mem::take(&mut self.complete) {
-            if self.is_sharded() {
-                self.push_bucket(&bucket, &reduction);
-                continue;
+            match reduction {
+                Some(reduction) if self.is_sharded() => {
+                    self.push_bucket(&bucket, &reduction);
+                    continue;
+                }
+                Some(reduction) => self.end_reduction(reduction),
+                None => {}
             }
-            self.end_reduction(reduction);
             bucket.members.iter().for_each(|&(l, p, _)| self.update(l, p));
         }
     }

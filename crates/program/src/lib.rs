@@ -28,3 +28,4 @@ pub use norm::NormOver;
 pub use program::{
     Access, Action, Buffer, BufferId, Home, KeptAt, Number, Op, OpId, Part, Program, Purpose, Shard, Subject, What,
 };
+pub use reduce::SumOrder;

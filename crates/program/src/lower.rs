@@ -14,7 +14,7 @@ use crate::norm::{NormOver, makes_statistics};
 use crate::parts::Parts;
 use crate::prioritise::prioritise;
 use crate::program::*;
-use crate::reduce::Reduction;
+use crate::reduce::{Reduction, SumOrder};
 use convoy_kernels::fast::{self, Fast};
 use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
 use convoy_net::{AXES, Axis, Error, LayerId, Network, Region, Role, Shape};
@@ -45,6 +45,8 @@ pub struct Options {
 pub struct Division {
     pub norm: NormOver,
     pub home: ParameterHome,
+    /// Of gradients that every rank gets; those of sharded parameters are always summed by the tree.
+    pub sums: SumOrder,
 }
 
 /// The program of one rank. The network must be verified and the strategy must fit it.
@@ -90,8 +92,8 @@ pub(crate) struct Builder<'a> {
     pub geometries: Vec<Option<Arc<Geometry>>>,
     /// Gradients that are summed over ranks together.
     pub buckets: Vec<Bucket>,
-    /// Those that are complete, with their sums on the way.
-    pub complete: Vec<(Bucket, Reduction)>,
+    /// Those that are complete, with their sums as far as they are begun.
+    pub complete: Vec<(Bucket, Option<Reduction>)>,
     pub found: HashMap<What, BufferId>,
     /// Gradients that hold something already: the next consumer adds.
     begun: HashMap<What, ()>,

@@ -1,12 +1,24 @@
 //! Reductions: sums over ranks in a fixed order.
 //!
-//! Every rank is the reducer of one slice: it is sent the others' parts, combines them in tree order (never in order of
+//! By default every rank is the reducer of one slice: it is sent the others' parts, combines them in tree order (never in order of
 //! arrival), and sends the result back. The bytes are those of a ring. Ranks without samples send nothing to add.
+//! Or slices go around a ring, each rank adding its own: as many bytes, only neighbours talk, and the order of a sum depends on the
+//! slice it is in and on how many ranks there are. The twin of both is `comm`'s `all_reduce`.
 
 use crate::lower::Builder;
 use crate::program::{Action, BufferId, Number, Part, Purpose, What};
 use convoy_split::{Rank, block};
 use std::ops::Range;
+
+/// In which order gradients are summed over ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SumOrder {
+    /// That of a fixed tree.
+    #[default]
+    Tree,
+    /// Around a ring.
+    Ring,
+}
 
 /// A sum over ranks whose parts are on their way.
 #[derive(Clone, Debug)]
@@ -46,6 +58,33 @@ impl Builder<'_> {
             let slices = self.slices(buffer, number, team.len());
             let reduction = self.begin_reduction((buffer, number), slices, team, has_part, subject);
             self.end_reduction(reduction);
+        }
+    }
+
+    /// The same around a ring.
+    pub fn ring(&mut self, buffer: BufferId, number: Number, team: &[usize], has_part: &[bool], subject: u64) {
+        let (ranks, slices) = (team.len(), self.slices(buffer, number, team.len()));
+        let me = team.iter().position(|&q| q == self.rank.0).expect("bug: a rank outside its team");
+        let (next, before) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        if !has_part[team[me]] {
+            let into = Part { buffer, bytes: 0..self.buffers[buffer.0].bytes };
+            self.push(Action::Combine { parts: vec![None], into, number });
+        }
+        // Twice around: once adding, once replacing. In each turn a rank passes on the slice that it completed in the turn before.
+        for turn in 0..2 * (ranks - 1) {
+            let slice = |back: usize| Part { buffer, bytes: slices[(me + 2 * ranks - back) % ranks].clone() };
+            let tag =
+                |from: usize| Purpose::Reduction.tag() | subject << 24 | 2 << 20 | (turn as u64) << 10 | from as u64;
+            let (out, own) = (slice(turn), slice(turn + 1));
+            self.send(out, Rank(team[next]), tag(me));
+            if turn < ranks - 1 {
+                let staging = self.buffer(What::Parts, own.bytes.len());
+                let came = Part { buffer: staging, bytes: 0..own.bytes.len() };
+                self.receive(came.clone(), Rank(team[before]), tag(before));
+                self.push(Action::Combine { parts: vec![Some(own.clone()), Some(came)], into: own, number });
+            } else {
+                self.receive(own, Rank(team[before]), tag(before));
+            }
         }
     }
 
