@@ -1,7 +1,7 @@
 //! `strategy = "auto"`: the strategy that is predicted to be fastest on this computer.
 //!
-//! Uses this computer's calibration where there is one, else what a second of measuring says. What is chosen is a strategy that a
-//! person could have written, and stands in the run's job.
+//! Uses this computer's calibration where there is one, else what a second of measuring says. What is chosen, perhaps
+//! with a grid of its own for each layer, stands in the run's plan.
 
 use crate::calibration;
 use crate::command;
@@ -13,10 +13,13 @@ use convoy_net::Network;
 use convoy_plan::{Asked, Goal, plan};
 use convoy_predict::Collectives;
 use convoy_program::Options;
+use convoy_split::Strategy;
 
 /// What was chosen, and why.
 pub struct Auto {
-    pub strategy: String,
+    pub strategy: Strategy,
+    /// Whether words say it all.
+    pub uniform: bool,
     pub why: String,
 }
 
@@ -24,7 +27,8 @@ pub struct Auto {
 pub fn choose(job: &Job, network: &Network) -> Result<Auto, Error> {
     let ranks = job.parallel.ranks;
     if ranks == 1 {
-        return Ok(Auto { strategy: "data".into(), why: "one rank needs no plan".into() });
+        let strategy = Strategy::single(network);
+        return Ok(Auto { strategy, uniform: true, why: "one rank needs no plan".into() });
     }
     let (machine, how) = match calibration::cached() {
         Some((machine, None)) => (machine, "by this computer's calibration"),
@@ -36,7 +40,7 @@ pub fn choose(job: &Job, network: &Network) -> Result<Auto, Error> {
         leaves: job.train.leaves,
         winograd: job.train.winograd,
         update: job.train.optimizer.update(),
-        division: Default::default(),
+        division: job.parallel.division(),
     };
     let asked = Asked {
         network,
@@ -50,11 +54,11 @@ pub fn choose(job: &Job, network: &Network) -> Result<Auto, Error> {
         goal: Goal::Time,
     };
     let found = plan(&asked).map_err(|error| Error::at("parallel.strategy", error))?;
-    let all = || found.candidates.iter().filter(|c| c.uniform && c.strategy.ranks == ranks);
+    let all = || found.candidates.iter().filter(|c| c.strategy.ranks == ranks);
     let best = all().find(|c| c.fits).or_else(|| all().next()).expect("bug: data is always a candidate");
     let ms = |c: &convoy_plan::Candidate| format!("{:.1} ms", 1e3 * c.estimate.step_seconds);
     let next = all().find(|c| c.strategy.name != best.strategy.name);
     let next = next.map_or(String::new(), |c| format!("; next {} with {}", c.strategy.name, ms(c)));
     let why = format!("{} a step predicted, limited by {}{next}; {how}", ms(best), best.estimate.bottleneck);
-    Ok(Auto { strategy: best.strategy.name.clone(), why })
+    Ok(Auto { strategy: best.strategy.clone(), uniform: best.uniform, why })
 }

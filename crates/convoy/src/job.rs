@@ -11,7 +11,7 @@ use crate::fields::{TEST_WORDS, WINOGRAD};
 use crate::plan_file;
 use convoy_kernels::Winograd;
 use convoy_net::Loss;
-use convoy_program::{NormOver, ParameterHome};
+use convoy_program::{Division, NormOver, ParameterHome, SumOrder};
 use convoy_train::data::{Augment, DataSpec, NpyFiles};
 use convoy_train::{Optimizer, Schedule, text_digest};
 use serde::{Deserialize, Serialize};
@@ -153,6 +153,14 @@ pub enum Normalisation {
         #[serde(default)]
         deviation: Vec<f32>,
     },
+}
+
+impl ParallelFields {
+    /// How ranks do what they do together.
+    pub(crate) fn division(&self) -> Division {
+        let sums = if self.exact { SumOrder::Tree } else { SumOrder::Ring };
+        Division { norm: self.batch_norm, home: self.home, sums }
+    }
 }
 
 impl Default for Job {

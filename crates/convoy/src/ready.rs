@@ -8,6 +8,7 @@ use crate::error::{Error, Errors, TargetShapes};
 use crate::job::{Job, Normalisation, TestData};
 use crate::machine;
 use crate::plan_file;
+use crate::run;
 use crate::words::{Sizes, bytes, count, size};
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Kind, Loss, Network, Shape};
@@ -55,8 +56,10 @@ impl Ready {
             "auto" => Some(auto::choose(job, &network)?),
             _ => None,
         };
-        let words = auto.as_ref().map_or(&job.parallel.strategy, |auto| &auto.strategy);
-        let strategy = plan_file::strategy(words, ranks, &network, &shapes);
+        let strategy = match &auto {
+            Some(auto) => Ok(auto.strategy.clone()),
+            None => plan_file::strategy(&job.parallel.strategy, ranks, &network, &shapes),
+        };
         let strategy = note(&mut errors, "parallel.strategy", strategy);
         let weights = job.train.weights.as_deref().map(|path| read_weights(path, &network));
         let weights = weights.and_then(|weights| note(&mut errors, "train.weights", weights));
@@ -69,7 +72,9 @@ impl Ready {
         let normalise = normalise(job, &*train, (threads * ranks).min(machine::cores()))?;
         let mut job = resolved(job, &network, threads, normalise.as_ref())?;
         // A run goes on with what was chosen when it began.
-        auto.iter().for_each(|_| job.parallel.strategy = strategy.name.clone());
+        auto.iter().for_each(|auto| {
+            job.parallel.strategy = if auto.uniform { strategy.name.clone() } else { run::PLAN.into() };
+        });
         let why = auto.map(|auto| auto.why);
         Ok(Ready { job, network, strategy, train, test, normalise, weights, why })
     }

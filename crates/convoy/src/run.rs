@@ -8,14 +8,14 @@ use crate::plan_file;
 use crate::ready::{self, Ready};
 use crate::world::World;
 use convoy_net::Network;
-use convoy_program::{Division, SumOrder};
 use convoy_train::{Checkpoint, DamagedCheckpoint, Observer, Outcome, RunFolder, Setup, Start, Weights};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const NETWORK: &str = "network.toml";
-const PLAN: &str = "plan.json";
+/// The grid of every layer.
+pub const PLAN: &str = "plan.json";
 
 /// A job that is ready, with its folder.
 ///
@@ -149,11 +149,7 @@ impl Ready {
         Ok(Setup {
             network: self.network.clone(),
             strategy: self.strategy.clone(),
-            division: Division {
-                norm: job.parallel.batch_norm,
-                home: job.parallel.home,
-                sums: if job.parallel.exact { SumOrder::Tree } else { SumOrder::Ring },
-            },
+            division: job.parallel.division(),
             threads: job.parallel.threads.unwrap_or(1),
             batch: job.train.batch,
             steps: self.steps(),

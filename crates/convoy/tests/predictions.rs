@@ -206,7 +206,9 @@ fn auto_chooses_a_strategy_and_keeps_it() {
     assert!(one.contains("strategy data:1 chosen: one rank needs no plan"), "{one}");
     let two = place.json(&format!("{words} --ranks 2"));
     let chosen = two["strategy"].as_str().unwrap();
-    assert!(["data:2", "spatial:2", "filter:2", "channel:2"].contains(&chosen), "{chosen}");
-    let job = std::fs::read_to_string(format!("{}/job.toml", two["run"].as_str().unwrap())).unwrap();
-    assert!(job.contains(&format!("strategy = \"{chosen}\"")), "{job}");
+    let plan = std::fs::read_to_string(format!("{}/plan.json", two["run"].as_str().unwrap())).unwrap();
+    assert!(plan.contains(&format!("\"strategy\": \"{chosen}\"")), "{chosen}: {plan}");
+    // A run goes on with what was chosen when it began.
+    let more = place.json(&format!("train --resume {} --steps 2", two["run"].as_str().unwrap()));
+    assert_eq!(more["strategy"], two["strategy"]);
 }

@@ -1,22 +1,34 @@
 //! Grids: into which parts a layer may be cut over so many ranks.
 
-use convoy_net::{Axis, Shape};
-use convoy_split::Grid;
+use convoy_net::{LayerId, Network, Shape};
+use convoy_split::{Grid, check};
 
-/// All grids over all ranks that an output of this shape allows, samples first. Passed over: more parts than samples or points
-/// along an axis, but for samples alone, which may leave ranks idle; and more parts in width than in height, since columns
-/// travel no better than rows and must be packed.
-pub fn grids(shape: Shape, ranks: usize) -> Vec<Grid> {
-    let [depth, height, width] = Axis::SPACE.map(|axis| shape.along(axis));
+/// Ranks up to which all products are looked at; beyond, samples with space, with filters, or with channels.
+const ALL_PRODUCTS: usize = 16;
+
+/// All grids over all ranks that a layer allows, samples first. Passed over: more parts than samples, but for samples alone, which
+/// may leave ranks idle; and on many ranks products of more than samples and one other kind, of which there are too many.
+pub fn grids(network: &Network, layer: LayerId, shapes: &[Shape], ranks: usize) -> Vec<Grid> {
     let mut all = vec![Grid::data(ranks)];
-    for sample in divisors(ranks).into_iter().rev().filter(|&n| n < ranks && n <= shape.samples()) {
-        let rest = ranks / sample;
-        for d in divisors(rest).into_iter().filter(|&d| d <= depth) {
-            for w in divisors(rest / d).into_iter().filter(|&w| w <= width) {
-                let h = rest / d / w;
-                if h <= height && w <= h {
-                    all.push(Grid { sample, depth: d, height: h, width: w, ..Grid::default() });
-                }
+    for sample in divisors(ranks).into_iter().rev().filter(|&n| n < ranks && n <= shapes[layer.0].samples()) {
+        for [filter, channel, depth, height, width] in products(ranks / sample) {
+            let kinds = [filter > 1, channel > 1, depth * height * width > 1].into_iter().filter(|cut| *cut).count();
+            let grid = Grid { sample, filter, channel, depth, height, width };
+            if (ranks <= ALL_PRODUCTS || kinds <= 1) && check(&grid, layer, network, shapes).is_ok() {
+                all.push(grid);
+            }
+        }
+    }
+    all
+}
+
+/// All ways to write a number as a product of five.
+fn products(n: usize) -> Vec<[usize; 5]> {
+    let mut all = vec![];
+    for a in divisors(n) {
+        for b in divisors(n / a) {
+            for c in divisors(n / a / b) {
+                all.extend(divisors(n / a / b / c).into_iter().map(|d| [a, b, c, d, n / a / b / c / d]));
             }
         }
     }
@@ -31,16 +43,32 @@ pub fn divisors(n: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use convoy_net::Kind;
+    use convoy_net::layers::{Convolution, FullyConnected, GlobalAveragePool};
 
     #[test]
     fn grids_use_all_ranks_and_fit() {
-        let shape = Shape([4, 3, 1, 6, 6]);
-        let words: Vec<String> = grids(shape, 8).iter().map(Grid::to_string).collect();
-        assert_eq!(words, ["data:8", "data:4,spatial:2", "data:2,spatial:4", "data:2,spatial:2x2", "spatial:4x2"]);
-        // After global pooling there is nothing to cut but samples.
-        assert_eq!(grids(Shape([4, 3, 1, 1, 1]), 8), [Grid::data(8)]);
+        let mut net = Network::new("small", &[3, 6, 2]);
+        net.push("conv", Kind::Convolution(Convolution::new(4, &[3, 3]).padding(1)));
+        net.push("pool", Kind::GlobalAveragePool(GlobalAveragePool));
+        net.push("fc1", Kind::FullyConnected(FullyConnected::new(6)));
+        net.push("fc2", Kind::FullyConnected(FullyConnected::new(6)));
+        let shapes = net.shapes(2).unwrap();
+        let words = |l: usize, ranks: usize| -> Vec<String> {
+            grids(&net, LayerId(l), &shapes, ranks).iter().map(Grid::to_string).collect()
+        };
+        assert_eq!(words(0, 4), ["data:4", "data:2,spatial:1x2", "data:2,spatial:2", "spatial:2x2", "spatial:4"]);
+        let conv = words(1, 4);
+        for grid in ["filter:4", "data:2,filter:2", "data:2,channel:2", "filter:2,spatial:2", "spatial:4"] {
+            assert!(conv.contains(&grid.to_string()), "{grid} of {conv:?}");
+        }
+        // Three channels are read, two columns are there.
+        assert!(!conv.contains(&"channel:4".to_string()) && !conv.contains(&"spatial:1x4".to_string()), "{conv:?}");
+        // The loss reads all channels of the last layer.
+        assert_eq!(words(4, 4), ["data:4"]);
         for ranks in 1..=12 {
-            assert!(grids(Shape([3, 8, 5, 7, 4]), ranks).iter().all(|g| g.parts() == ranks));
+            let all = (0..5).flat_map(|l| grids(&net, LayerId(l), &shapes, ranks));
+            assert!(all.into_iter().all(|g| g.parts() == ranks));
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::eliminate::{Decision, Keep, eliminate};
 use crate::grids::{divisors, grids};
 use crate::price::Prices;
 use crate::{Asked, Error, Goal};
-use convoy_net::{Kind, LayerId, Shape};
+use convoy_net::{LayerId, Shape};
 use convoy_predict::{Estimate, Folding, Machine, Prepared, Question, unlike};
 use convoy_split::{Grid, Placement, Strategy};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -135,12 +135,8 @@ type Candidates = (Vec<(Strategy, bool)>, usize, bool);
 /// Strategies worth simulating, how many were priced, and whether the best price is proven.
 fn candidates(asked: &Asked, shapes: &[Shape]) -> Result<Candidates, Error> {
     let prices = Prices::new(asked, shapes)?;
-    let choices = asked.network.layers.iter().zip(shapes).map(|(layer, shape)| match layer.kind {
-        // Group norm sums over all of a sample's space.
-        Kind::GroupNorm(_) => vec![Grid::data(asked.ranks)],
-        _ => grids(*shape, asked.ranks),
-    });
-    let choices: Vec<Vec<Grid>> = choices.collect();
+    let layers = (0..shapes.len()).map(LayerId);
+    let choices: Vec<Vec<Grid>> = layers.map(|l| grids(asked.network, l, shapes, asked.ranks)).collect();
     let decision = decision(asked, &prices, &choices);
     let keep = if asked.budget_bytes.is_some() { Keep::Front(FRONT) } else { Keep::Fastest };
     let found = eliminate(&decision, keep);
@@ -198,14 +194,15 @@ fn decision(asked: &Asked, prices: &Prices, choices: &[Vec<Grid>]) -> Decision {
     let own = layers.clone().map(|(l, _)| choices[l].iter().map(|grid| prices.own(LayerId(l), grid)).collect());
     let mut pairs = BTreeMap::new();
     // Networks repeat themselves: what reads the same in the same way costs the same.
-    let mut known: HashMap<String, Vec<Vec<f64>>> = HashMap::new();
+    let mut known = HashMap::new();
     for (l, layer) in layers {
         for input in &layer.inputs {
             let seconds = |from: &Grid| {
                 choices[l].iter().map(|to| prices.exchange(*input, LayerId(l), from, to)).collect::<Vec<f64>>()
             };
-            let key = prices.exchange_key(*input, LayerId(l));
-            let priced = known.entry(key).or_insert_with(|| choices[input.0].iter().map(seconds).collect());
+            let key = (prices.exchange_key(*input, LayerId(l)), &choices[input.0][..], &choices[l][..]);
+            let priced: &mut Vec<Vec<f64>> =
+                known.entry(key).or_insert_with(|| choices[input.0].iter().map(seconds).collect());
             pairs.insert((input.0, l), priced.clone());
         }
     }
@@ -296,5 +293,92 @@ fn named(asked: &Asked, candidate: &Candidate) -> String {
     match asked.ranks - ranks {
         0 => format!("`{name}`"),
         idle => format!("`{name}` with {idle} of {} ranks idle", asked.ranks),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use convoy_kernels::{Mode, Update, Winograd};
+    use convoy_net::layers::*;
+    use convoy_net::{Kind, Network};
+    use convoy_predict::Collectives;
+    use convoy_program::Options;
+
+    /// Small networks of all shapes: a chain, a skip over a layer, two branches, fully connected layers.
+    fn networks() -> Vec<Network> {
+        let conv = |filters| Kind::Convolution(Convolution::new(filters, &[3, 3]).padding(1));
+        let mut chain = Network::new("chain", &[2, 6, 4]);
+        chain.push("conv", conv(4));
+        chain.push("pool", Kind::MaxPool(MaxPool::new(&[2, 2])));
+        chain.push("fc1", Kind::FullyConnected(FullyConnected::new(64)));
+        chain.push("fc2", Kind::FullyConnected(FullyConnected::new(3)));
+        let mut skip = Network::new("skip", &[4, 4, 4]);
+        let first = skip.push("first", conv(4));
+        let second = skip.push("second", conv(4));
+        skip.join("add", Kind::Add(Add), &[first, second]);
+        skip.push("end", Kind::FullyConnected(FullyConnected::new(3)));
+        let mut branches = Network::new("branches", &[2, 5, 3]);
+        let a = branches.join("a", conv(2), &[LayerId(0)]);
+        let b = branches.join("b", conv(6), &[LayerId(0)]);
+        branches.join("both", Kind::Concat(Concat), &[a, b]);
+        branches.push("end", Kind::FullyConnected(FullyConnected::new(3)));
+        vec![chain, skip, branches]
+    }
+
+    /// What is found by elimination is what trying every grid of every layer finds, with no grid left out.
+    #[test]
+    fn the_best_price_is_that_of_brute_force() {
+        let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+        for network in networks() {
+            for (batch, ranks, machine) in
+                [(2, 2, "cpu-10g"), (1, 2, "v100-cluster"), (3, 3, "abci"), (4, 4, "cpu-10g")]
+            {
+                let machine = Machine::shipped(machine).unwrap();
+                let division = Default::default();
+                let options =
+                    Options { batch, mode: Mode::Train, leaves: 8, winograd: Winograd::Four, update, division };
+                let asked = Asked {
+                    network: &network,
+                    options: &options,
+                    machine: &machine,
+                    ranks,
+                    threads: None,
+                    ranks_per_node: None,
+                    collectives: Collectives::Direct,
+                    budget_bytes: None,
+                    goal: Goal::Time,
+                };
+                let shapes = network.shapes(batch).unwrap();
+                let prices = Prices::new(&asked, &shapes).unwrap();
+                let layers = (0..shapes.len()).map(LayerId);
+                let choices: Vec<Vec<Grid>> = layers.map(|l| grids(&network, l, &shapes, ranks)).collect();
+                let decision = decision(&asked, &prices, &choices);
+                let found = eliminate(&decision, Keep::Fastest);
+                assert!(found.proven);
+                // All combinations, priced one after the other and by themselves.
+                let count: usize = choices.iter().map(Vec::len).product();
+                let price = |mut i: usize| {
+                    let pick = |grids: &Vec<Grid>| {
+                        let grid = grids[i % grids.len()];
+                        i /= grids.len();
+                        grid
+                    };
+                    let picked: Vec<Grid> = choices.iter().map(pick).collect();
+                    let own: f64 = (0..picked.len()).map(|l| prices.own(LayerId(l), &picked[l]).seconds).sum();
+                    let inputs = |l: usize| network.layers[l].inputs.clone();
+                    let exchange = |l: usize, t: LayerId| prices.exchange(t, LayerId(l), &picked[t.0], &picked[l]);
+                    let pairs: f64 = (0..picked.len())
+                        .flat_map(|l| inputs(l).into_iter().map(move |t| (l, t)))
+                        .map(|(l, t)| exchange(l, t))
+                        .sum();
+                    own + pairs
+                };
+                let best = (0..count.min(200_000)).map(price).fold(f64::INFINITY, f64::min);
+                assert!(count <= 200_000, "{} has {count} combinations", network.name);
+                let found = found.front[0].price.seconds;
+                assert!((found / best - 1.0).abs() < 1e-9, "{} on {ranks}: {found} is not {best}", network.name);
+            }
+        }
     }
 }

@@ -4,9 +4,11 @@
 
 use crate::Asked;
 use crate::eliminate::Price;
+use crate::grids::divisors;
 use convoy_net::{Axis, LayerId, LayerSummary, Region, Role, Shape};
 use convoy_predict::{Seat, Sum};
 use convoy_split::{Grid, read};
+use std::collections::BTreeMap;
 
 /// Everything about a job that prices need.
 pub struct Prices<'a> {
@@ -18,8 +20,8 @@ pub struct Prices<'a> {
     core_flops: f64,
     core_bandwidth: f64,
     threads: f64,
-    /// By layer: seconds of its sums over ranks.
-    sums: Vec<f64>,
+    /// By layer and shares of its parameters: seconds of its sums over ranks.
+    sums: Vec<BTreeMap<usize, f64>>,
 }
 
 impl<'a> Prices<'a> {
@@ -43,43 +45,57 @@ impl<'a> Prices<'a> {
             seats,
             sums: vec![],
         };
-        prices.sums = (0..shapes.len()).map(|l| prices.sum_seconds(LayerId(l))).collect();
+        let shares = divisors(asked.ranks);
+        let sums = |l: usize| shares.iter().map(|&n| (n, prices.sum_seconds(LayerId(l), n))).collect();
+        prices.sums = (0..shapes.len()).map(sums).collect();
         Ok(prices)
     }
 
-    /// Parameters are everywhere: their gradients are summed over all ranks, however the layer is cut.
-    fn sum_seconds(&self, layer: LayerId) -> f64 {
-        let nodes: Vec<usize> = self.seats.iter().map(|s| s.node).collect();
+    /// Gradients of parameters are summed over the ranks that have the same share of them: of those that share samples, `shares`
+    /// have different ones.
+    fn sum_seconds(&self, layer: LayerId, shares: usize) -> f64 {
+        let nodes: Vec<usize> = self.seats.iter().step_by(shares).map(|s| s.node).collect();
         let parameters = self.asked.network.parameters(layer, self.shapes).into_iter();
         let each = parameters.filter(|p| p.role == Role::Trained).map(|p| {
-            let sum = Sum { bytes: p.len() * 4, element_bytes: 4, bandwidth: self.core_bandwidth };
+            let bytes = p.len().div_ceil(shares) * 4;
+            let sum = Sum { bytes, element_bytes: 4, bandwidth: self.core_bandwidth };
             sum.seconds(self.asked.machine, &nodes, self.asked.collectives).0
         });
-        each.sum()
+        if nodes.len() > 1 { each.sum() } else { 0.0 }
     }
 
     /// A layer under a grid: passes, sums, and the memory of its output and its parameters.
     pub fn own(&self, layer: LayerId, grid: &Grid) -> Price {
         let summary = &self.summary[layer.0];
-        let part = largest(grid, self.shapes[layer.0]);
-        let share = part.len() as f64 / self.shapes[layer.0].len() as f64;
+        let output = self.shapes[layer.0];
+        let operation = self.asked.network.layers[layer.0].kind.operation();
+        // Where input channels are cut, parts of sums are computed: all of the output, from some of the input.
+        let terms = if operation.sums_channels() { grid.channel as f64 } else { 1.0 };
+        let part = largest(grid, output, operation.sums_channels());
+        let share = part.len() as f64 / output.len() as f64 / terms;
         let inputs = &self.asked.network.layers[layer.0].inputs;
         let kind = &self.asked.network.layers[layer.0].kind;
         let shapes = self.asked.network.input_shapes(layer, self.shapes);
         let needed = |i: usize| {
-            let region = read(kind, &shapes, self.shapes[layer.0], i, &part).intersect(&Region::whole(shapes[i]));
-            region.len() as f64
+            let region = read(kind, &shapes, output, i, &part).intersect(&Region::whole(shapes[i]));
+            region.len() as f64 / terms
         };
         let read: f64 = (0..inputs.len()).map(needed).sum();
         let gradient = self.wanted[layer.0] as usize as f64;
         let back = inputs.iter().any(|i| self.wanted[i.0]) as usize as f64;
         let weights = (summary.parameters > 0) as usize as f64;
-        let bytes = 4.0 * (read + part.len() as f64);
+        let shares = grid.filter * grid.channel;
+        let bytes = 4.0 * (read + part.len() as f64) + 4.0 * (summary.parameters / shares) as f64;
         let once = (summary.flops as f64 * share / self.core_flops).max(bytes / self.core_bandwidth);
         let passes = if inputs.is_empty() { 0.0 } else { 1.0 + gradient * (back + weights) };
+        // Parts of sums are added up where they are owned, and their gradient is gathered.
+        let adding = match terms > 1.0 {
+            true => (1.0 + gradient) * self.messages_seconds(grid.channel, 4.0 * part.len() as f64, grid, grid),
+            false => 0.0,
+        };
         Price {
-            seconds: passes * once / self.threads + self.sums[layer.0],
-            bytes: 4.0 * ((1.0 + gradient) * part.len() as f64 + 3.0 * summary.parameters as f64),
+            seconds: passes * once / self.threads + self.sums[layer.0][&shares] + adding,
+            bytes: 4.0 * ((1.0 + gradient) * part.len() as f64 + 3.0 * (summary.parameters / shares) as f64),
         }
     }
 
@@ -107,9 +123,15 @@ impl<'a> Prices<'a> {
         for (position, _) in layer.inputs.iter().enumerate().filter(|(_, input)| **input == tensor) {
             // Some ranks of all: the first, the last and some in between are unlike enough.
             for rank in [0, self.asked.ranks / 3, self.asked.ranks / 2, self.asked.ranks - 1] {
-                let out = to.region(self.shapes[consumer.0], rank);
-                let needed = read(&layer.kind, &inputs, self.shapes[consumer.0], position, &out);
-                let needed = needed.intersect(&Region::whole(shape));
+                let sums = layer.kind.operation().sums_channels();
+                let output = self.shapes[consumer.0];
+                let out = if sums { to.computed(output, rank) } else { to.region(output, rank) };
+                let needed = read(&layer.kind, &inputs, output, position, &out);
+                let mut needed = needed.intersect(&Region::whole(shape));
+                if sums && to.channel > 1 {
+                    let (first, end) = to.channels(shape.channels(), rank);
+                    needed = needed.with(Axis::Channel, first, end);
+                }
                 if needed.is_empty() {
                     continue;
                 }
@@ -138,18 +160,16 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// The first part of a grid: none is larger along an axis that is cut in blocks, and samples differ by one at most.
-fn largest(grid: &Grid, shape: Shape) -> Region {
-    let mut region = Region::whole(shape);
-    for (axis, parts) in [(Axis::Sample, grid.sample)].into_iter().chain(Axis::SPACE.into_iter().zip(grid.space())) {
-        region = region.with(axis, 0, shape.along(axis).div_ceil(parts) as isize);
-    }
-    region
+/// The part of a grid that is largest: its first along axes that are cut in blocks, and samples differ by one at most.
+fn largest(grid: &Grid, shape: Shape, sums_channels: bool) -> Region {
+    let first = if sums_channels { grid.computed(shape, 0) } else { grid.region(shape, 0) };
+    first.with(Axis::Sample, 0, shape.samples().div_ceil(grid.sample) as isize)
 }
 
 /// How many parts of a grid a region has points of.
 fn owners(grid: &Grid, shape: Shape, region: &Region) -> usize {
-    let parts = [(Axis::Sample, grid.sample)].into_iter().chain(Axis::SPACE.into_iter().zip(grid.space()));
+    let parts = [(Axis::Sample, grid.sample), (Axis::Channel, grid.filter * grid.channel)];
+    let parts = parts.into_iter().chain(Axis::SPACE.into_iter().zip(grid.space()));
     let along = |(axis, parts): (Axis, usize)| {
         let (start, end) = region.range(axis);
         let size = shape.along(axis).max(1);

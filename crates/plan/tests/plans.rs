@@ -1,7 +1,7 @@
 //! Plans of small networks: what is chosen is what was best among all that were simulated, and it fits.
 
 use convoy_kernels::{Mode, Update, Winograd};
-use convoy_net::{Kind, Network, layers::*};
+use convoy_net::{Kind, Network, layers::*, zoo};
 use convoy_plan::{Asked, Error, Goal, Plan, plan};
 use convoy_predict::{Collectives, Machine};
 use convoy_program::Options;
@@ -56,14 +56,15 @@ fn the_chosen_one_is_the_best_and_plain_data_is_shown() {
 }
 
 #[test]
-fn one_sample_on_several_ranks_is_cut_in_space() {
+fn one_sample_on_several_ranks_is_cut_in_space_or_channels() {
     let mut machine = Machine::shipped("v100-cluster").unwrap();
     // Cores so slow that sums and halos cost nothing beside them.
     machine.groups[0].core_flops = 1e9;
     machine.groups[0].core_bandwidth = 1e9;
     let found = ask(1, 4, &machine, None, Goal::Time).unwrap();
     let grid = found.chosen().strategy.placements[1].grid;
-    assert_eq!(grid.height * grid.width, 4, "{}", found.why);
+    assert_eq!((grid.sample, grid.parts()), (1, 4), "{}", found.why);
+    assert!(grid.height * grid.width > 1, "{}", found.why);
     // With samples for all, and links that are slow, by samples.
     machine.levels.iter_mut().for_each(|l| l.latency_seconds = 1.0);
     let found = ask(8, 4, &machine, None, Goal::Time).unwrap();
@@ -96,4 +97,28 @@ fn ranks_are_left_idle_where_they_cost_more_than_they_save() {
     let found = ask(4, 4, &machine, None, Goal::Time).unwrap();
     assert!(found.chosen().strategy.ranks < 4, "{}", found.why);
     assert!(found.why.contains("ranks idle"), "{}", found.why);
+}
+
+/// Weights are many where images are small, and few samples are there to pay for summing their gradients.
+#[test]
+fn fully_connected_layers_of_vgg_are_cut_by_filters() {
+    let net = zoo::model("vgg16", zoo::ModelOptions::default()).unwrap().fused();
+    let (options, machine) = (options(32), Machine::shipped("cpu-10g").unwrap());
+    let found = plan(&Asked {
+        network: &net,
+        options: &options,
+        machine: &machine,
+        ranks: 4,
+        threads: None,
+        ranks_per_node: None,
+        collectives: Collectives::Direct,
+        budget_bytes: None,
+        goal: Goal::Time,
+    })
+    .unwrap();
+    let layers = net.layers.iter().zip(&found.chosen().strategy.placements);
+    let first = layers.clone().find(|(layer, _)| matches!(layer.kind, Kind::FullyConnected(_))).unwrap();
+    assert!(first.1.grid.filter * first.1.grid.channel > 1, "{}", found.why);
+    let (_, conv) = layers.clone().find(|(layer, _)| matches!(layer.kind, Kind::Convolution(_))).unwrap();
+    assert_eq!(conv.grid.filter * conv.grid.channel, 1, "{}", found.why);
 }
