@@ -4,6 +4,7 @@
 mod harness;
 
 use convoy_engine::{Order, Settings};
+use convoy_kernels::Update;
 use convoy_net::layers::*;
 use convoy_net::{Edge, Kind, Loss, Network, Sampling};
 use convoy_program::{Action, Division, Number, Program, Purpose, SumOrder, What, lower};
@@ -205,6 +206,21 @@ fn ranks_that_share_samples_give_the_result_of_one() {
             let found = run(&net, &strategy(text, ranks, &net, batch), plain(batch), 3);
             assert_eq!(difference(&found, &one), None, "{} under {text} on {ranks}", net.name);
         }
+    }
+}
+
+/// LARS looks at a whole parameter, wherever its parts lie.
+#[test]
+fn norms_of_parameters_are_those_of_all_shares() {
+    let update = Update::Lars { momentum: 0.9, weight_decay: 1e-3, trust: 1.0 };
+    let (net, batch) = (residual(false), 4);
+    let way = Way { update, ..plain(batch) };
+    let one = run(&net, &Strategy::single(&net), way, 3);
+    for (ranks, text) in
+        [(2, "filter"), (3, "filter"), (2, "channel"), (4, "data:2,filter:2"), (4, "filter:2,channel:2")]
+    {
+        let found = run(&net, &strategy(text, ranks, &net, batch), way, 3);
+        assert_eq!(difference(&found, &one), None, "{text} on {ranks}");
     }
 }
 

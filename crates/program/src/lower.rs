@@ -889,8 +889,32 @@ impl<'a> Builder<'a> {
                     let sum = self.buffer(What::Sum(subject, number), columns * 8);
                     let partial = self.found[&What::Partial(subject, number)];
                     self.push(Action::Fold { partial, sum, samples: 0..1, batch: 1, leaves: 1, strips });
+                    self.sum_over_shares(l, p, sum);
                 }
             }
+        }
+    }
+
+    /// Adds up what ranks found of their shares of a parameter, each share once.
+    fn sum_over_shares(&mut self, l: LayerId, p: usize, sum: BufferId) {
+        let (parts, inputs) = (&self.parts[l.0], self.network.input_shapes(l, self.shapes));
+        let parameter = &self.network.parameters(l, self.shapes)[p];
+        let range = |region: Region| {
+            let (start, end) = region.range(Axis::Channel);
+            start as usize..end as usize
+        };
+        let share = |q: usize| {
+            let input = parts.read(self.network, self.shapes, l, 0, q);
+            let output = (range(parts.computed[q]), self.shapes[l.0].channels());
+            parameter.share(output, (range(input), inputs[0].channels()))
+        };
+        let ranks = parts.computed.len();
+        let team: Vec<usize> = (0..ranks).filter(|&q| parts.computed[q].size(Axis::Channel) > 0).collect();
+        let shares: Vec<_> = (0..ranks).map(share).collect();
+        let is_first = |q: usize| team.iter().find(|&&r| shares[r] == shares[q]) == Some(&q);
+        let has_part: Vec<bool> = (0..ranks).map(is_first).collect();
+        if has_part.iter().filter(|part| **part).count() > 1 {
+            self.reduce(sum, Number::Double, &team, &has_part, (l.0 as u64) << 12 | 1 << 9 | p as u64);
         }
     }
 

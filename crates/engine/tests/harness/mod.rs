@@ -29,13 +29,14 @@ pub struct Way {
     pub threads: usize,
     pub settings: Settings,
     pub division: Division,
+    pub update: Update,
     /// The first sample of the batch: others are those of a part of a larger one.
     pub first: usize,
 }
 
 /// One worker in each rank.
 pub fn plain(batch: usize) -> Way {
-    Way { batch, threads: 1, settings: Settings::default(), division: Division::default(), first: 0 }
+    Way { batch, threads: 1, settings: Settings::default(), division: Division::default(), update: UPDATE, first: 0 }
 }
 
 /// What programs are made for.
@@ -113,7 +114,8 @@ pub type Break = fn(&mut Program);
 
 /// A rank's engine with its program and first weights.
 pub fn engine(network: &Network, strategy: &Strategy, way: Way, rank: Communicator, change: Break) -> Engine {
-    let mut program = lower(network, strategy, Rank(rank.rank()), &options(way.batch, way.division)).unwrap();
+    let options = Options { update: way.update, ..options(way.batch, way.division) };
+    let mut program = lower(network, strategy, Rank(rank.rank()), &options).unwrap();
     assert_eq!(program.verify(), Ok(()));
     change(&mut program);
     let planned = program.kept_bytes() + program.memory.step_bytes + program.scratch() * 4 * way.threads;
