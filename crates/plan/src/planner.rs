@@ -41,8 +41,11 @@ impl Plan {
     }
 }
 
-/// Strategies that are simulated: the best by price, and plain ones.
-const BEST: usize = 4;
+/// Strategies that are simulated: so many of the best by price, besides plain ones. Each takes a while where ranks are many.
+fn simulated(ranks: usize) -> usize {
+    if ranks <= 64 { 4 } else { 2 }
+}
+
 /// Ranks with different work in a strategy that is simulated: more take long to lower.
 const MOST_UNLIKE: usize = 8;
 /// Points of the front of time and memory that are kept.
@@ -168,7 +171,7 @@ fn candidates(asked: &Asked, shapes: &[Shape]) -> Result<Candidates, Error> {
             }
         }
     }
-    for (_, strategy) in uniform.into_iter().filter(|(_, s)| is_small(s)).take(BEST) {
+    for (_, strategy) in uniform.into_iter().filter(|(_, s)| is_small(s)).take(simulated(asked.ranks)) {
         add(&mut all, strategy, true);
     }
     // By filters and channels, as far as they can be cut: what pays where weights are many and samples few.

@@ -1,8 +1,8 @@
 //! `convoy bench --validate`: predicted step times beside measured ones, over networks, batches and strategies.
 //!
 //! Each case is predicted from this computer's calibration, then run in memory with ranks that are threads. A loop of nothing but
-//! multiply-adds runs right before and after each case: where it is slower than when the computer was calibrated, others used
-//! the cores, or clocks fell. Both the raw measurement and the one corrected by that are kept.
+//! multiply-adds runs right before and after each case, on as many cores: where it takes longer than it did at its best, others
+//! used the cores, or clocks fell. Both the raw measurement and the one corrected by that are kept.
 //!
 //! For each network the strategy that the planner chooses is among the cases: how much slower it is than the best one measured is
 //! its regret.
@@ -135,10 +135,11 @@ impl Row {
 /// Predicts and measures all cases, and tells what came out.
 pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
     let machine = calibrated()?;
+    let reference = Reference::new(&machine);
     let mut rows: Vec<Row> = vec![];
     for case in cases().filter(|case| validate.wants(case)) {
         eprintln!("{}", case.name());
-        let row = measure(case, &machine, validate.seconds)?;
+        let row = measure(case, &machine, &reference, validate.seconds)?;
         if let Some(path) = validate.out {
             let file = OpenOptions::new().create(true).append(true).open(path);
             file.and_then(|mut file| writeln!(file, "{}", row.object())).map_err(Error::file("write", path))?;
@@ -257,7 +258,36 @@ fn regrets(rows: &[Row]) -> Vec<Regret> {
     regrets
 }
 
-fn measure(case: Case, machine: &Machine, seconds: f64) -> Result<Row, Errors> {
+/// The loop that runs beside each case.
+struct Reference {
+    /// By threads, from one: seconds that it takes at its best.
+    least_seconds: Vec<f64>,
+    /// Speed of the cores at their best over that of the calibration.
+    clock: f64,
+}
+
+impl Reference {
+    /// Takes the best of some.
+    fn new(machine: &Machine) -> Reference {
+        let least = |threads: usize| (0..5).map(|_| loop_seconds(threads)).fold(f64::INFINITY, f64::min);
+        let clock = fma_peak_gflops(1) * 1e9 / machine.groups[0].core_flops;
+        Reference { least_seconds: (1..=machine::cores()).map(least).collect(), clock }
+    }
+
+    /// Speed now, over that of the calibration, from what the loop took before and after.
+    fn speed(&self, threads: usize, [before, after]: [f64; 2]) -> f64 {
+        self.clock * self.least_seconds[threads - 1] / ((before + after) / 2.0).max(self.least_seconds[threads - 1])
+    }
+}
+
+/// Seconds of a fixed amount of multiply-adds on so many threads.
+fn loop_seconds(threads: usize) -> f64 {
+    let began = Instant::now();
+    fma_peak_gflops(threads);
+    began.elapsed().as_secs_f64()
+}
+
+fn measure(case: Case, machine: &Machine, reference: &Reference, seconds: f64) -> Result<Row, Errors> {
     let network = zoo::model(case.network, ModelOptions::default()).map_err(Error::from)?.fused();
     let options = Options {
         batch: case.batch,
@@ -279,9 +309,10 @@ fn measure(case: Case, machine: &Machine, seconds: f64) -> Result<Row, Errors> {
         folding: Folding::Alike,
     };
     let predicted = simulate(&question, false).map_err(Error::from)?.estimate;
-    let before = fma_peak_gflops(1);
+    let threads = (case.ranks * case.threads).min(machine::cores());
+    let before = loop_seconds(threads);
     let (times, planned_bytes) = run_ranks(&case, &network, &strategy, &options, seconds)?;
-    let reference = before.max(fma_peak_gflops(1)) * 1e9 / machine.groups[0].core_flops;
+    let reference = reference.speed(threads, [before, loop_seconds(threads)]);
     Ok(Row { strategy: strategy.name.clone(), case, predicted, seconds: times, reference, planned_bytes })
 }
 
