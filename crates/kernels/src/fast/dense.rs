@@ -349,7 +349,10 @@ impl Dense {
                 c: c.wrapping_add(target(block)),
                 c_off,
                 start,
-                stream: stream && c.wrapping_add(target(block)).addr().is_multiple_of(4 * BLOCK),
+                narrow: self.pairs.outer.narrow(block),
+                stream: stream
+                    && !self.pairs.outer.narrow(block)
+                    && c.wrapping_add(target(block)).addr().is_multiple_of(4 * BLOCK),
             };
             sweep.assert_inside(from.len() - a, weights.len(), to.bytes / 4 - target(block));
             // SAFETY: tables were made from the layouts of these operands, as asserted above; the strip's lines of this

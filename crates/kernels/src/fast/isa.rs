@@ -14,15 +14,17 @@ use crate::BLOCK;
 pub struct Isa {
     sweep_unit: unsafe fn(&Sweep),
     sweep_strided: unsafe fn(&Sweep),
+    sweep_narrow: unsafe fn(&Sweep),
     sweep_lanes: unsafe fn(&Sweep),
     sweep_folded: unsafe fn(&Sweep, &[Leaf]),
     add: unsafe fn(*mut f32, *const f32, usize),
     sum: unsafe fn(*mut f32, *const f32, usize),
     transpose: unsafe fn(*const f32, *mut f32),
     fma_loop: unsafe fn(usize) -> f32,
-    /// Of F(4x4, 3x3) and F(2x2, 3x3).
+    /// Of F(4x4, 3x3), F(2x2, 3x3) and F(2x2, 5x5).
     pub four: Transforms,
     pub two: Transforms,
+    pub wide: Transforms,
 }
 
 impl Isa {
@@ -36,6 +38,7 @@ impl Isa {
         unsafe {
             match s.lanes {
                 true => (self.sweep_lanes)(s),
+                false if s.narrow => (self.sweep_narrow)(s),
                 false if s.ak == 1 && s.bk == BLOCK => (self.sweep_unit)(s),
                 false => (self.sweep_strided)(s),
             }
@@ -181,6 +184,15 @@ macro_rules! instantiate {
                 unsafe { sweep::rows::<$simd, NV, { sweep::STRIDED }>(s) }
             }
             $(#[target_feature(enable = $feature)])?
+            unsafe fn sweep_narrow(s: &Sweep) {
+                unsafe {
+                    match s.ak == 1 && s.bk == BLOCK {
+                        true => sweep::narrow_rows::<$simd, { NV / 2 }, { sweep::UNIT }>(s),
+                        false => sweep::narrow_rows::<$simd, { NV / 2 }, { sweep::STRIDED }>(s),
+                    }
+                }
+            }
+            $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_lanes(s: &Sweep) {
                 unsafe { sweep::rows::<$simd, NV, { sweep::LANES }>(s) }
             }
@@ -206,9 +218,11 @@ macro_rules! instantiate {
             }
             instantiate!(@transforms four, $simd, ($($feature)?));
             instantiate!(@transforms two, $simd, ($($feature)?));
+            instantiate!(@transforms wide, $simd, ($($feature)?));
             pub static ISA: Isa = Isa {
                 sweep_unit,
                 sweep_strided,
+                sweep_narrow,
                 sweep_lanes,
                 sweep_folded,
                 add,
@@ -217,6 +231,7 @@ macro_rules! instantiate {
                 fma_loop,
                 four: four::ALL,
                 two: two::ALL,
+                wide: wide::ALL,
             };
         }
     };

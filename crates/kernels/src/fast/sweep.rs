@@ -49,6 +49,9 @@ pub struct Sweep<'s> {
     pub c: *mut f32,
     pub c_off: &'s [u32],
     pub start: Start,
+    /// At most the first half of the lanes of B is not filler: the others of C become zero, or stay what they are if it is held.
+    /// Lane by lane this changes nothing.
+    pub narrow: bool,
     /// C is written past the caches; every row begins at a multiple of 64 bytes then.
     pub stream: bool,
 }
@@ -119,7 +122,7 @@ unsafe fn accumulate<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(
                 }};
             }
             if FORM == UNIT {
-                for row in a {
+                for row in a.iter().filter(|_| step.len >= BLOCK) {
                     S::prefetch(row.wrapping_offset(at + ahead + step.len as isize - 1));
                 }
                 for _ in 0..step.len / 4 {
@@ -146,7 +149,7 @@ unsafe fn accumulate<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(
     }
 }
 
-/// One register tile: `MR` rows by `NV` vectors, which are 16 floats.
+/// One register tile: `MR` rows by `NV` vectors, which are 16 floats, or 8 of a narrow sweep.
 #[inline(always)]
 unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sweep, r: usize) {
     // SAFETY: the caller promises that rows `r..r + MR` exist and that all of `s.reach()` may be touched.
@@ -190,6 +193,9 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sw
                     S::store(c(m, v), *sum);
                 }
             }
+            for v in (NV..BLOCK / S::LANES).filter(|_| s.start != Start::Held) {
+                S::store(c(m, v), S::zero());
+            }
         }
     }
 }
@@ -201,7 +207,7 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sw
 /// The instruction set is there; all of `s.reach()` may be read, and that of C written by nobody else.
 #[inline(always)]
 pub unsafe fn rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
-    debug_assert!(NV * S::LANES == BLOCK && s.a_off.len() == s.c_off.len());
+    debug_assert!(NV * S::LANES == BLOCK && (FORM == LANES || !s.narrow) && s.a_off.len() == s.c_off.len());
     let n = s.a_off.len();
     let mut r = 0;
     while r < n {
@@ -218,6 +224,36 @@ pub unsafe fn rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
                 5 => tile::<S, 5, NV, FORM>(s, r),
                 4 => tile::<S, 4, NV, FORM>(s, r),
                 3 => tile::<S, 3, NV, FORM>(s, r),
+                2 => tile::<S, 2, NV, FORM>(s, r),
+                _ => tile::<S, 1, NV, FORM>(s, r),
+            }
+        }
+        r += m;
+    }
+}
+
+/// The same of a narrow sweep, in tiles of eight: as many sums as hide the latency, in as many registers as hold their rows.
+///
+/// # Safety
+/// As for [`rows`].
+#[inline(always)]
+pub unsafe fn narrow_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
+    debug_assert!(2 * NV * S::LANES == BLOCK && s.narrow && !s.stream && s.a_off.len() == s.c_off.len());
+    let n = s.a_off.len();
+    let mut r = 0;
+    while r < n {
+        let m = match n - r {
+            9..=11 => 6,
+            5 | 7 => 4,
+            3 => 2,
+            left => left.min(8),
+        };
+        // SAFETY: rows r..r + m exist; the rest is the caller's promise.
+        unsafe {
+            match m {
+                8 => tile::<S, 8, NV, FORM>(s, r),
+                6 => tile::<S, 6, NV, FORM>(s, r),
+                4 => tile::<S, 4, NV, FORM>(s, r),
                 2 => tile::<S, 2, NV, FORM>(s, r),
                 _ => tile::<S, 1, NV, FORM>(s, r),
             }

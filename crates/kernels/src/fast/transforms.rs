@@ -1,4 +1,4 @@
-//! The transforms of Winograd's convolutions F(4x4, 3x3) and F(2x2, 3x3), on whole lines of 16 channels.
+//! The transforms of Winograd's convolutions F(4x4, 3x3), F(2x2, 3x3) and F(2x2, 5x5), on whole lines of 16 channels.
 //!
 //! A two-dimensional transform applies a one-dimensional one to columns, then to rows. Each of these is written out with
 //! what even and odd terms share: as products with matrices of constants they were three times slower.
@@ -14,17 +14,17 @@ pub type Distances = (usize, usize);
 /// A transform of one window of lines: from, distances, to, distances, and a line to add to every result.
 pub type Transform = unsafe fn(*const f32, Distances, *mut f32, Distances, *const f32);
 
-/// The transforms of one size.
+/// The transforms of one size: tiles of `m²` points, windows of `r²` taps, `n = m + r - 1`.
 pub struct Transforms {
-    /// Of an input window, `(m + 2)²` to `(m + 2)²`.
+    /// Of an input window, `n²` to `n²`.
     pub input: Transform,
-    /// Of sums back to outputs, `(m + 2)²` to `m²`.
+    /// Of sums back to outputs, `n²` to `m²`.
     pub output: Transform,
-    /// Of an output's gradient, `m²` to `(m + 2)²`.
+    /// Of an output's gradient, `m²` to `n²`.
     pub gradient: Transform,
-    /// Of weights, `3²` to `(m + 2)²`.
+    /// Of weights, `r²` to `n²`.
     pub weight: Transform,
-    /// Of sums back to the gradient of weights, `(m + 2)²` to `3²`.
+    /// Of sums back to the gradient of weights, `n²` to `r²`.
     pub weight_gradient: Transform,
 }
 
@@ -142,6 +142,61 @@ pub mod two {
         unsafe {
             let (s, d) = both::<S>(scale::<S>(0.5, m[1]), scale::<S>(0.5, m[2]));
             [S::add(m[0], s), d, S::add(s, m[3])]
+        }
+    }
+}
+
+/// F(2, 5) on the points of F(4, 3): inputs are transformed as there.
+pub mod wide {
+    use super::*;
+    pub use four::input;
+
+    #[inline(always)]
+    pub unsafe fn output<S: Simd>(m: [S::V; 6]) -> [S::V; 2] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s1, d1) = both::<S>(m[1], m[2]);
+            let (s2, d2) = both::<S>(m[3], m[4]);
+            [S::add(m[0], S::add(s1, s2)), S::add(ma::<S>(2., d2, d1), m[5])]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn gradient<S: Simd>(y: [S::V; 2]) -> [S::V; 6] {
+        // SAFETY: registers only.
+        unsafe {
+            let (t1, t2) = both::<S>(y[0], y[1]);
+            let (t3, t4) = both::<S>(y[0], scale::<S>(2., y[1]));
+            [y[0], t1, t2, t3, t4, y[1]]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn weight<S: Simd>(w: [S::V; 5]) -> [S::V; 6] {
+        // SAFETY: registers only.
+        unsafe {
+            let even = S::add(w[0], S::add(w[2], w[4]));
+            let (t1, t2) = both::<S>(scale::<S>(-1. / 6., even), scale::<S>(-1. / 6., S::add(w[1], w[3])));
+            let even = ma::<S>(1. / 24., w[0], ma::<S>(1. / 6., w[2], scale::<S>(2. / 3., w[4])));
+            let (t3, t4) = both::<S>(even, ma::<S>(1. / 12., w[1], scale::<S>(1. / 3., w[3])));
+            [scale::<S>(0.25, w[0]), t1, t2, t3, t4, w[4]]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn weight_gradient<S: Simd>(m: [S::V; 6]) -> [S::V; 5] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s1, d1) = both::<S>(m[1], m[2]);
+            let (s2, d2) = both::<S>(m[3], m[4]);
+            let (s1, d1) = (scale::<S>(-1. / 6., s1), scale::<S>(-1. / 6., d1));
+            [
+                ma::<S>(0.25, m[0], ma::<S>(1. / 24., s2, s1)),
+                ma::<S>(1. / 12., d2, d1),
+                ma::<S>(1. / 6., s2, s1),
+                ma::<S>(1. / 3., d2, d1),
+                S::add(ma::<S>(2. / 3., s2, s1), m[5]),
+            ]
         }
     }
 }

@@ -272,6 +272,7 @@ impl WeightGradient {
                         c: c.as_mut_ptr(),
                         c_off: &self.dense[..rows.len()],
                         start: if pass == 0 { Start::Zero } else { Start::Held },
+                        narrow: self.pairs.outer.narrow(block),
                         stream: false,
                     };
                     sweep.assert_inside(a.len(), b.len(), c.len());
@@ -353,6 +354,7 @@ impl WeightGradient {
                 c: (to.data as *mut f32).wrapping_add(base),
                 c_off: &p.c_off[part.rows.clone()],
                 start: Start::Zero,
+                narrow: false,
                 stream: false,
             };
             sweep.assert_inside(a.len(), b.len(), to.bytes / 4 - base);

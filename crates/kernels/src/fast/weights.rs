@@ -21,6 +21,11 @@ impl Side {
     pub fn blocks(&self) -> usize {
         self.channels.div_ceil(self.block)
     }
+
+    /// Whether at most half of a block's 16 lanes are channels.
+    pub fn narrow(&self, block: usize) -> bool {
+        self.channels <= block * BLOCK + BLOCK / 2
+    }
 }
 
 /// Which blocks of inner channels each block of outer channels meets, and where their weights are.

@@ -89,21 +89,22 @@ impl Windowed {
         self.bias && (self.groups > 1 || g.inputs[0].layout.stored.start[Axis::Channel as usize] <= 0)
     }
 
-    /// Whether the layer is one that Winograd's algorithm can do.
-    fn suits_winograd(&self) -> bool {
-        let plane = |w: &Window| (w.kernel, w.stride, w.dilation) == (3, 1, 1);
+    /// Taps along an axis of the square window that Winograd's algorithm would do.
+    fn square(&self) -> Option<usize> {
         let [depth, height, width] = &self.windows;
-        self.way == Way::Gather
+        let plane = |w: &Window| (w.kernel, w.stride, w.dilation) == (height.kernel, 1, 1);
+        let suits = self.way == Way::Gather
             && (depth.kernel, depth.stride, depth.before) == (1, 1, 0)
             && plane(height)
             && plane(width)
             && self.groups == 1
-            && self.channels.min(self.filters) >= BLOCK
+            && self.channels.min(self.filters) >= BLOCK;
+        suits.then_some(height.kernel)
     }
 
     /// Which size does a pass over such targets (outputs, or the input's gradient), if any.
     fn winograd(&self, g: &Geometry, target: Shape) -> Option<Size> {
-        self.suits_winograd().then(|| Size::choose(g.winograd, target)).flatten()
+        Size::choose(g.winograd, self.square()?, target, g.output.shape)
     }
 
     fn before(&self) -> [isize; 2] {
@@ -138,7 +139,7 @@ impl Windowed {
             source: (Operand::OutputGradient, gradient(g)),
             target: (Operand::InputGradient(0), layout),
             region,
-            before: self.before().map(|before| 2 - before),
+            before: [1, 2].map(|i| self.windows[i].kernel as isize - 1 - self.windows[i].before as isize),
             bias: None,
             accumulate: g.accumulate[0],
             pairs: &self.pairs(g),
@@ -149,8 +150,7 @@ impl Windowed {
 
     /// The same with the weight gradient.
     fn winograd_gradient<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Gradient) -> T) -> Option<T> {
-        let suits = self.suits_winograd();
-        let size = suits.then(|| Size::choose_for_weights(g.winograd, g.output.shape, g.leaves)).flatten()?;
+        let size = Size::choose_for_weights(g.winograd, self.square()?, g.output.shape, g.leaves)?;
         Some(f(&winograd::Gradient {
             size,
             input: &g.inputs[0].layout,
@@ -359,11 +359,7 @@ impl Fast for Windowed {
     }
 
     fn grain(&self, g: &Geometry) -> usize {
-        match self.winograd(g, g.output.shape) {
-            Some(Size::Four) => 4,
-            Some(Size::Two) => 2,
-            None => 1,
-        }
+        self.winograd(g, g.output.shape).map_or(1, Size::tile)
     }
 
     fn algorithm(&self, pass: Pass, g: &Geometry) -> Option<&'static str> {
@@ -375,6 +371,7 @@ impl Fast for Windowed {
         Some(match winograd {
             Some(Size::Four) => "winograd 4x4",
             Some(Size::Two) => "winograd 2x2",
+            Some(Size::Wide) => "winograd 2x2 of 5x5",
             None if self.pairs(g).depthwise => "depthwise",
             None => "direct",
         })

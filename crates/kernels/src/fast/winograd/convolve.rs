@@ -3,7 +3,7 @@
 use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, plane};
 use crate::fast::isa::{Isa, isa};
 use crate::fast::sweep::{Start, Step, Sweep};
-use crate::fast::weights::Pairs;
+use crate::fast::weights::{Pairs, Side};
 use crate::{BLOCK, Kernel, Layout, Make, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, Region};
 use std::ops::Range;
@@ -147,6 +147,8 @@ struct Convolve {
     layout: Layout,
     inner: usize,
     outer: usize,
+    /// The targets' channels.
+    side: Side,
     /// Tiles taken at once, and the offsets of their lines.
     block: usize,
     offsets: Vec<u32>,
@@ -158,6 +160,10 @@ impl Convolve {
         let grid = Grid::new(spec.region, spec.size);
         assert!(spec.source.1.block == BLOCK, "bug: a narrow image in the transform domain");
         let (inner, outer) = spec.blocks();
+        let (channels, side) = match spec.direction {
+            Direction::Forward => (spec.pairs.inner.channels, spec.pairs.outer),
+            Direction::Backward => (spec.pairs.outer.channels, spec.pairs.inner),
+        };
         let block = if spec.staged() { grid.len() } else { even(grid.len(), at_once(spec.size, inner + outer)) };
         let isa = isa();
         Convolve {
@@ -176,15 +182,21 @@ impl Convolve {
                 size: spec.size.window(),
                 window: spec.size.window(),
                 before: spec.before,
-                longer: 2,
+                longer: spec.size.taps() as isize - 1,
             },
             layout: spec.target.1.clone(),
             inner,
             outer,
+            side,
             block,
             offsets: lines(block),
+            // Filler channels are passed over.
             steps: (0..inner)
-                .map(|i| Step { a: (i * block * BLOCK) as isize, b: (i * PAIR) as isize, len: BLOCK })
+                .map(|i| Step {
+                    a: (i * block * BLOCK) as isize,
+                    b: (i * PAIR) as isize,
+                    len: BLOCK.min(channels - i * BLOCK),
+                })
                 .collect(),
         }
     }
@@ -244,6 +256,7 @@ impl Convolve {
                 c: unsafe { to.add(o * self.block * BLOCK) },
                 c_off: rows,
                 start: if group == 0 { Start::Zero } else { Start::Held },
+                narrow: self.side.narrow(o),
                 stream: false,
             };
             sweep.assert_inside(from.len(), panel.len(), self.block * BLOCK);
@@ -449,7 +462,7 @@ impl Weights {
         4 * self.size.planes() * self.inner * self.tiles * PAIR
     }
     fn work(&self) -> Work {
-        let read = 4 * 9 * self.inner * self.tiles * PAIR;
+        let read = 4 * self.inner * self.tiles * self.size.weights();
         Work { flops: 0.0, bytes: (read + self.bytes()) as f64 }
     }
 }
@@ -461,27 +474,29 @@ impl Kernel for Weights {
         // SAFETY: a tile writes the panel of its own outer block.
         let to = unsafe { operands.floats_mut(self.to, tile * panel..(tile + 1) * panel) };
         let transform = self.size.transforms(self.isa).weight;
-        let mut flipped = [0f32; 9 * PAIR];
+        let mut flipped = [0f32; 25 * PAIR];
+        let (taps_along, per_pair) = (self.size.taps(), self.size.weights());
+        let flipped = &mut flipped[..per_pair];
         for inner in 0..self.inner {
             let pair = match self.direction {
                 Direction::Forward => self.pairs.number(tile, inner),
                 Direction::Backward => self.pairs.number(inner, tile),
             };
-            let mut taps = &weights[pair * 9 * PAIR..][..9 * PAIR];
+            let mut taps = &weights[pair * per_pair..][..per_pair];
             if self.direction == Direction::Backward {
                 for (from, to) in taps.chunks_exact(PAIR).rev().zip(flipped.chunks_exact_mut(PAIR)) {
                     self.isa.transpose(from, to);
                 }
-                taps = &flipped;
+                taps = &*flipped;
             }
             let distance = self.inner * PAIR;
             for line in (0..PAIR).step_by(BLOCK) {
                 let to = &mut to[inner * PAIR + line..];
                 debug_assert!((self.size.planes() - 1) * distance + BLOCK <= to.len(), "bug: weights outside");
-                // SAFETY: nine taps of this line are read, one line in each plane is written, inside as asserted.
+                // SAFETY: all taps of this line are read, one line in each plane is written, inside as asserted.
                 unsafe {
                     let to_distances = (self.size.window() * distance, distance);
-                    transform(taps[line..].as_ptr(), (3 * PAIR, PAIR), to.as_mut_ptr(), to_distances, null());
+                    transform(taps[line..].as_ptr(), (taps_along * PAIR, PAIR), to.as_mut_ptr(), to_distances, null());
                 }
             }
         }

@@ -24,8 +24,6 @@ const RUN: usize = 128;
 /// column; sums in planes should not be too large.
 const OUTER: usize = 8;
 const INNER: usize = 4;
-/// Floats of the weights between two blocks.
-const TAPS: usize = 9 * PAIR;
 
 /// A weight gradient, described.
 pub struct Gradient<'s> {
@@ -99,6 +97,7 @@ struct Parts {
     /// Blocks in all.
     outers: usize,
     inners: usize,
+    pairs: Pairs,
     /// Outer and inner blocks of a tile.
     outer: usize,
     inner: usize,
@@ -142,11 +141,18 @@ impl Parts {
         Parts {
             isa,
             size: spec.size,
-            input: windows(spec.input, transforms.input, spec.size.window(), spec.before, 2),
+            input: windows(
+                spec.input,
+                transforms.input,
+                spec.size.window(),
+                spec.before,
+                spec.size.taps() as isize - 1,
+            ),
             gradient: windows(spec.gradient, transforms.gradient, spec.size.tile(), [0, 0], 0),
             leaves,
             outers,
             inners,
+            pairs: spec.pairs.clone(),
             outer,
             inner,
             block,
@@ -164,7 +170,7 @@ impl Parts {
 
     /// Floats of the gradient.
     fn len(&self) -> usize {
-        self.inners * self.outers * TAPS
+        self.inners * self.outers * self.size.weights()
     }
 
     /// Of all subtrees.
@@ -190,7 +196,7 @@ impl Parts {
         self.planes(self.inner)
             + self.planes(self.outer)
             + self.outer * self.sums()
-            + fold::levels(self.subtrees.longest()) * self.outer * self.inner * TAPS
+            + fold::levels(self.subtrees.longest()) * self.outer * self.inner * self.size.weights()
     }
 
     fn work(&self) -> Work {
@@ -201,14 +207,19 @@ impl Parts {
         Work { flops, bytes: (read + self.bytes()) as f64 }
     }
 
-    /// Adds products over `tiles` of one plane (lines `from` of some inner blocks, `by` of one outer block) to `sums`,
+    /// Channels of some inner blocks, without filler.
+    fn channels(&self, inner: &Range<usize>) -> usize {
+        self.pairs.inner.channels.min(inner.end * BLOCK) - inner.start * BLOCK
+    }
+
+    /// Adds products over `tiles` of one plane (lines `from` of some channels, `by` of one outer block) to `sums`,
     /// `[channel][16]`, or starts there.
     fn products(
         &self,
-        blocks: usize,
+        channels: usize,
+        narrow: bool,
         tiles: Range<usize>,
-        from: &[f32],
-        by: &[f32],
+        (from, by): (&[f32], &[f32]),
         sums: &mut [f32],
         mut start: Start,
     ) {
@@ -217,15 +228,16 @@ impl Parts {
             let step = [Step { a: at, b: at, len: (tiles.end - first).min(RUN) }];
             let sweep = Sweep {
                 a: from.as_ptr(),
-                a_off: &self.rows[..blocks * BLOCK],
+                a_off: &self.rows[..channels],
                 b: by.as_ptr(),
                 steps: &step,
                 ak: BLOCK,
                 bk: BLOCK,
                 lanes: false,
                 c: sums.as_mut_ptr(),
-                c_off: &self.lines[..blocks * BLOCK],
+                c_off: &self.lines[..channels],
                 start,
+                narrow,
                 stream: false,
             };
             sweep.assert_inside(from.len(), by.len(), sums.len());
@@ -235,20 +247,23 @@ impl Parts {
         }
     }
 
-    /// Sums in planes, `[plane][inner block][16][16]`, back to weights, `[inner block][tap][16][16]`.
-    fn back(&self, blocks: usize, planes: &[f32], distance: usize, to: &mut [f32]) {
+    /// Sums in planes, `[plane][channel][16]`, back to weights, `[inner block][tap][16][16]`; those of filler are zero.
+    fn back(&self, channels: usize, planes: &[f32], distance: usize, to: &mut [f32]) {
         let transform = self.size.transforms(self.isa).weight_gradient;
         assert!(
-            (self.size.planes() - 1) * distance + blocks * PAIR <= planes.len() && to.len() >= blocks * TAPS,
-            "bug"
+            (self.size.planes() - 1) * distance + channels * BLOCK <= planes.len()
+                && to.len() == channels.div_ceil(BLOCK) * self.size.weights(),
+            "bug: sums of other sizes"
         );
-        for block in 0..blocks {
-            for line in (0..PAIR).step_by(BLOCK) {
-                let from = (planes[block * PAIR + line..].as_ptr(), (self.size.window() * distance, distance));
-                let to = to[block * TAPS + line..].as_mut_ptr();
-                // SAFETY: a line of every plane is read, one of nine taps is written; both inside, as asserted.
-                unsafe { transform(from.0, from.1, to, (3 * PAIR, PAIR), null()) };
-            }
+        for channel in 0..channels {
+            let from = (planes[channel * BLOCK..].as_ptr(), (self.size.window() * distance, distance));
+            let to = to[channel / BLOCK * self.size.weights() + channel % BLOCK * BLOCK..].as_mut_ptr();
+            // SAFETY: a line of every plane is read, one of each tap is written; both inside, as asserted.
+            unsafe { transform(from.0, from.1, to, (self.size.taps() * PAIR, PAIR), null()) };
+        }
+        if !channels.is_multiple_of(BLOCK) {
+            let last = to.len() - self.size.weights();
+            to[last..].chunks_exact_mut(PAIR).for_each(|tap| tap[channels % BLOCK * BLOCK..].fill(0.0));
         }
     }
 
@@ -265,6 +280,7 @@ impl Parts {
         let (from, by) = planes.split_at_mut(self.planes(self.inner));
         let (p, r, t) = (plane(self.inner * self.block), plane(self.outer * self.block), plane(self.inner * BLOCK));
         let tiles = self.leaves[leaf].clone();
+        let channels = self.channels(inner);
         for first in tiles.clone().step_by(self.block) {
             let some = first..(first + self.block).min(tiles.end);
             // SAFETY: all planes of these tiles are in scratch.
@@ -283,12 +299,14 @@ impl Parts {
                     for i in group.clone() {
                         let by = &by[q * r + i * self.block * BLOCK..];
                         let sums = &mut sums[i * self.sums() + q * t..][..t];
-                        self.products(inner.len(), 0..some.len(), &from[q * p..(q + 1) * p], by, sums, start);
+                        let narrow = self.pairs.outer.narrow(outer.start + i);
+                        let lines = (&from[q * p..(q + 1) * p], by);
+                        self.products(channels, narrow, 0..some.len(), lines, sums, start);
                     }
                 }
                 for i in group.filter(|_| last) {
-                    let len = inner.len() * TAPS;
-                    self.back(inner.len(), &sums[i * self.sums()..][..self.sums()], t, &mut into[i * len..][..len]);
+                    let len = inner.len() * self.size.weights();
+                    self.back(channels, &sums[i * self.sums()..][..self.sums()], t, &mut into[i * len..][..len]);
                 }
             }
         }
@@ -304,9 +322,11 @@ impl Kernel for Parts {
         let inner = part(tile % columns, self.inner, self.inners);
         let (planes, rest) = scratch.split_at_mut(self.planes(self.inner) + self.planes(self.outer));
         let (sums, rest) = rest.split_at_mut(self.outer * self.sums());
-        let len = outer.len() * inner.len() * TAPS;
+        let len = outer.len() * inner.len() * self.size.weights();
         let mut levels: [&mut [f32]; 24] = Default::default();
-        for (level, buffer) in levels.iter_mut().zip(rest.chunks_exact_mut(self.outer * self.inner * TAPS)) {
+        for (level, buffer) in
+            levels.iter_mut().zip(rest.chunks_exact_mut(self.outer * self.inner * self.size.weights()))
+        {
             *level = &mut buffer[..len];
         }
         let any = fold::tree(
@@ -316,13 +336,13 @@ impl Kernel for Parts {
             &mut |l, into: &mut &mut [f32]| self.leaf(l, (&outer, &inner), operands, (planes, sums), into),
             &|into, from| self.isa.add(into, from),
         );
-        for (o, sums) in outer.zip(levels[0].chunks_exact_mut(inner.len() * TAPS)) {
+        for (o, sums) in outer.zip(levels[0].chunks_exact_mut(inner.len() * self.size.weights())) {
             if !any {
                 sums.fill(0.0);
             }
-            let at = subtree * self.len() + (o * self.inners + inner.start) * TAPS;
+            let at = subtree * self.len() + (o * self.inners + inner.start) * self.size.weights();
             // SAFETY: the weights between these blocks are, in this subtree, the tile's alone.
-            unsafe { operands.floats_mut(self.to, at..at + inner.len() * TAPS) }.copy_from_slice(sums);
+            unsafe { operands.floats_mut(self.to, at..at + inner.len() * self.size.weights()) }.copy_from_slice(sums);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Winograd's convolutions F(4x4, 3x3) and F(2x2, 3x3): 3 x 3 windows, stride 1, all three passes.
+//! Winograd's convolutions F(4x4, 3x3), F(2x2, 3x3) and F(2x2, 5x5): stride 1, all three passes.
 //!
-//! Outputs are cut into tiles of m x m points. Inputs, weights and gradients are transformed to `(m + 2)²` planes; in each
+//! Outputs are cut into tiles of m x m points. Inputs, weights and gradients are transformed to `(m + r - 1)²` planes; in each
 //! plane a convolution is a matrix product (a sweep), which is transformed back. An input gradient is the same on transposed,
 //! flipped weights.
 //!
@@ -38,34 +38,39 @@ const LEAF_TILES: usize = if cfg!(test) { 1 } else { 12 };
 /// Lines that a tile of a transform should write: about 100 microseconds.
 const TILE_LINES: usize = 16 << 10;
 
-/// Which of the two.
+/// Which of the three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
+    /// F(4x4, 3x3).
     Four,
+    /// F(2x2, 3x3).
     Two,
+    /// F(2x2, 5x5), which rounds like F(4x4, 3x3).
+    Wide,
 }
 
 impl Size {
-    /// The size for 3 x 3 windows over an output of this shape, if either pays. Where tiles would cover more than twice the
-    /// output, a smaller size or none does.
-    pub fn choose(setting: Winograd, output: Shape) -> Option<Size> {
-        let [_, h, w] = output.space();
-        let fits = |size: Size| {
-            let covered = h.next_multiple_of(size.tile()) * w.next_multiple_of(size.tile());
-            covered <= 2 * h * w
+    /// The size for square windows of so many taps, if any pays: the one with the fewest products for the planes of a target (the
+    /// output, or the input's gradient), if those are fewer by half than of windows over the output.
+    pub fn choose(setting: Winograd, taps: usize, target: Shape, output: Shape) -> Option<Size> {
+        let [_, height, width] = target.space();
+        let products = |size: &Size| size.planes() * height.div_ceil(size.tile()) * width.div_ceil(size.tile());
+        let [_, rows, columns] = output.space();
+        let direct = rows * columns * taps * taps;
+        let sizes: &[Size] = match (setting, taps) {
+            (Winograd::Four, 3) => &[Size::Two, Size::Four],
+            (Winograd::Two, 3) => &[Size::Two],
+            (Winograd::Four, 5) => &[Size::Wide],
+            _ => &[],
         };
-        let sizes: &[Size] = match setting {
-            Winograd::Four => &[Size::Four, Size::Two],
-            Winograd::Two => &[Size::Two],
-            Winograd::Off => &[],
-        };
-        sizes.iter().copied().find(|&size| fits(size))
+        let best = sizes.iter().copied().min_by_key(products)?;
+        (3 * products(&best) <= 2 * direct).then_some(best)
     }
 
     /// The same for a weight gradient summed over so many leaves: a leaf's sums are transformed back, and that pays only where a
     /// leaf has enough tiles.
-    pub fn choose_for_weights(setting: Winograd, output: Shape, leaves: usize) -> Option<Size> {
-        let size = Size::choose(setting, output)?;
+    pub fn choose_for_weights(setting: Winograd, taps: usize, output: Shape, leaves: usize) -> Option<Size> {
+        let size = Size::choose(setting, taps, output, output)?;
         let [depth, height, width] = output.space();
         let per_sample = depth * height.div_ceil(size.tile()) * width.div_ceil(size.tile());
         let per_leaf = output.samples().div_ceil(leaves.max(1)) * per_sample;
@@ -73,16 +78,29 @@ impl Size {
     }
 
     /// Points of a tile along an axis.
-    fn tile(self) -> usize {
+    pub fn tile(self) -> usize {
         match self {
             Size::Four => 4,
-            Size::Two => 2,
+            Size::Two | Size::Wide => 2,
         }
+    }
+
+    /// Taps of a window along an axis.
+    fn taps(self) -> usize {
+        match self {
+            Size::Four | Size::Two => 3,
+            Size::Wide => 5,
+        }
+    }
+
+    /// Floats of the weights between two blocks.
+    fn weights(self) -> usize {
+        self.taps() * self.taps() * PAIR
     }
 
     /// Points along an axis of the window that a tile reads.
     fn window(self) -> usize {
-        self.tile() + 2
+        self.tile() + self.taps() - 1
     }
 
     /// Planes of the transform domain.
@@ -94,6 +112,7 @@ impl Size {
         match self {
             Size::Four => &isa.four,
             Size::Two => &isa.two,
+            Size::Wide => &isa.wide,
         }
     }
 }

@@ -7,20 +7,20 @@ use crate::{Layout, Winograd};
 use convoy_net::layers::{Convolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
-/// A random layer and input. `even`: the output's sizes are multiples of 8, so that halves are whole tiles.
-fn problem(seed: u64, even: bool) -> Option<Problem> {
+/// A random layer and input, with so many taps along an axis. `even`: the output's sizes are multiples of 8, so that halves are whole tiles.
+fn problem(seed: u64, taps: usize, even: bool) -> Option<Problem> {
     let mut numbers = Numbers::new(seed);
     let padding: Vec<[usize; 2]> = (0..2).map(|_| [numbers.below(4), numbers.below(3)]).collect();
     let mut size = |axis: usize| match even {
-        true => 8 * (1 + numbers.below(2)) + 2 - padding[axis].iter().sum::<usize>(),
+        true => 8 * (1 + numbers.below(2)) + taps - 1 - padding[axis].iter().sum::<usize>(),
         false => 1 + numbers.below(14),
     };
     let (h, w) = (size(0), size(1));
     let (channels, filters) = (16 + numbers.below(25), 16 + numbers.below(25));
     let shape = Shape([1 + numbers.below(9), channels, 1 + numbers.below(2), h, w]);
     let edge = if numbers.below(3) == 0 { Edge::Periodic } else { Edge::Zero };
-    let windows = Windows { padding, ..Windows::new(&[3, 3]) };
-    let layer = Convolution { windows, edge, bias: numbers.below(2) == 0, ..Convolution::new(filters, &[3, 3]) };
+    let windows = Windows { padding, ..Windows::new(&[taps, taps]) };
+    let layer = Convolution { windows, edge, bias: numbers.below(2) == 0, ..Convolution::new(filters, &[taps, taps]) };
     let kind = Kind::Convolution(layer);
     let output = kind.operation().infer(&[shape]).ok()?;
     if kind.operation().flops(&[shape], output) > 10_000_000 {
@@ -30,21 +30,29 @@ fn problem(seed: u64, even: bool) -> Option<Problem> {
     Some(Problem { seed, extra, accumulate, ..Problem::new(kind, &[shape]) })
 }
 
-/// F(2x2) on small whole numbers is exact: its constants are powers of two.
+/// F(2x2, 3x3) on small whole numbers is exact: its constants are powers of two.
 fn two(problem: Problem) -> Problem {
     Problem { winograd: Winograd::Two, exact: true, ..problem }
 }
 
-/// F(4x4) rounds. An output is a sum of `terms` products; transforms add the rounding of about a hundred more.
+/// F(4x4, 3x3) and F(2x2, 5x5) round. An output is a sum of `terms` products; transforms add the rounding of about a hundred more.
 fn four(problem: Problem) -> Problem {
     let output = problem.output();
-    let terms = (9 * problem.inputs[0].channels()).max(9 * output.channels()).max(output.samples() * output.points());
+    let taps = problem.kind.operation().parameters(&problem.inputs)[0].shape[2..].iter().product::<usize>();
+    let channels = problem.inputs[0].channels().max(output.channels());
+    let terms = (taps * channels).max(output.samples() * output.points());
     let tolerance = (terms + 100) as f64 * f32::EPSILON as f64;
     Problem { winograd: Winograd::Four, exact: false, tolerance, accumulate: false, ..problem }
 }
 
+/// With windows of three by three.
 fn problems(count: u64, even: bool) -> impl Iterator<Item = Problem> {
-    (0..count).filter_map(move |seed| problem(seed, even))
+    (0..count).filter_map(move |seed| problem(seed, 3, even))
+}
+
+/// Of both kinds of windows.
+fn all_problems(count: u64, even: bool) -> impl Iterator<Item = Problem> {
+    problems(count, even).chain((0..count).filter_map(move |seed| problem(seed, 5, even)))
 }
 
 /// Both ways to go through the stages.
@@ -59,17 +67,15 @@ fn both_ways<T>(mut f: impl FnMut() -> T) -> [T; 2] {
 
 #[test]
 fn layers_agree_with_their_references() {
-    for problem in problems(24, false) {
-        both_ways(|| check(&two(problem.clone())));
-        both_ways(|| check(&four(problem.clone())));
+    for problem in problems(24, false).map(two).chain(all_problems(24, false).map(four)) {
+        both_ways(|| check(&problem));
     }
 }
 
 #[test]
 fn halves_of_whole_tiles_have_the_bits_of_the_whole() {
-    for problem in problems(12, true) {
-        both_ways(|| halves(&two(problem.clone())));
-        both_ways(|| halves(&four(problem.clone())));
+    for problem in problems(12, true).map(two).chain(all_problems(12, true).map(four)) {
+        both_ways(|| halves(&problem));
     }
 }
 
@@ -81,7 +87,7 @@ fn bits(outcome: &Outcome) -> Vec<u32> {
 
 #[test]
 fn stages_tile_orders_and_instruction_sets_agree_to_the_bit() {
-    for problem in problems(16, false) {
+    for problem in all_problems(16, false) {
         for problem in [four(problem.clone()), Problem { exact: false, ..two(problem) }] {
             let values = problem.values();
             let other = Problem { seed: problem.seed + 1, ..problem.clone() };
@@ -97,7 +103,7 @@ fn stages_tile_orders_and_instruction_sets_agree_to_the_bit() {
 /// Parts of an input's gradient, cut between tiles.
 #[test]
 fn parts_of_an_input_gradient_have_the_bits_of_the_whole() {
-    for problem in problems(16, false).map(four) {
+    for problem in all_problems(16, false).map(four) {
         let values = problem.values();
         let whole = problem.fast(&values).gradients.expect("training").inputs.remove(0);
         let geometry = problem.geometry();
@@ -124,7 +130,7 @@ fn parts_of_an_input_gradient_have_the_bits_of_the_whole() {
 /// Ranks that hold whole subtrees of the batch get the bits of one rank.
 #[test]
 fn weight_gradients_of_subtrees_add_up_to_the_bit() {
-    for mut problem in problems(10, false).map(four) {
+    for mut problem in all_problems(10, false).map(four) {
         let batch = 8 + problem.seed as usize % 3;
         problem.inputs[0] = problem.inputs[0].with_samples(batch);
         let values = problem.values();
@@ -146,12 +152,18 @@ fn weight_gradients_of_subtrees_add_up_to_the_bit() {
 
 #[test]
 fn the_size_follows_from_the_output() {
-    let size = |setting, h, w| Size::choose(setting, Shape([1, 16, 1, h, w]));
+    let shape = |h, w| Shape([1, 16, 1, h, w]);
+    let size = |setting, h, w| Size::choose(setting, 3, shape(h, w), shape(h, w));
     assert_eq!(size(Winograd::Four, 56, 56), Some(Size::Four));
     assert_eq!(size(Winograd::Four, 7, 7), Some(Size::Four));
-    assert_eq!(size(Winograd::Four, 5, 5), Some(Size::Two), "64 points cover 25, 36 do better");
+    assert_eq!(size(Winograd::Four, 5, 5), Some(Size::Two), "as many products, and it rounds less");
     assert_eq!(size(Winograd::Four, 2, 2), Some(Size::Two));
     assert_eq!(size(Winograd::Four, 1, 1), None);
     assert_eq!(size(Winograd::Two, 56, 56), Some(Size::Two));
     assert_eq!(size(Winograd::Off, 56, 56), None);
+    let wide = |setting| Size::choose(setting, 5, shape(8, 8), shape(8, 8));
+    assert_eq!([Winograd::Four, Winograd::Two, Winograd::Off].map(wide), [Some(Size::Wide), None, None]);
+    assert_eq!(Size::choose(Winograd::Four, 4, shape(8, 8), shape(8, 8)), None);
+    let back = |size: usize| Size::choose(Winograd::Four, 5, shape(size + 4, size + 4), shape(size, size));
+    assert_eq!([8, 24].map(back), [None, Some(Size::Wide)], "without padding the input is larger than the output");
 }
