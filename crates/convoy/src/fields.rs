@@ -112,7 +112,7 @@ pub static FIELDS: &[Field] = &[
     field("train.schedule.power", "power", "X", Form::Number, Follows("1"), "of the share of steps that is left").of(&["polynomial"]),
     field("train.seed", "seed", "N", Form::Whole { least: 0 }, Is("1"), "where all random numbers come from"),
     field("train.leaves", "leaves", "N", Form::UpTo(1024), Is("8"), "groups of samples that sums over a batch are cut into: up to as many data-parallel ranks give the same bits"),
-    field("train.winograd", "winograd", "TILE", Form::Choice(&WINOGRAD), Is("\"4x4\""), "tiles of 3x3 convolutions: 4x4 is fastest, 2x2 and off round less"),
+    field("train.winograd", "winograd", "TILE", Form::Choice(&WINOGRAD), Is("\"4x4\""), "tiles of 3x3 convolutions: 4x4 is fastest (and does 5x5 ones too), 2x2 and off round less"),
     field("train.weights", "weights", "FILE", Form::File, Follows("made from the seed"), "weights to start from: safetensors with PyTorch's names"),
     field("parallel.ranks", "ranks", "N", Form::UpTo(256), Is("1"), "ranks, each with its own memory and threads"),
     field("parallel.threads", "threads", "N", Form::UpTo(256), Follows("cores that this process may use, divided by ranks"), "threads of each rank; they never change the result"),

@@ -35,7 +35,14 @@ fn layer(numbers: &mut Numbers, filters: usize) -> Kind {
     match numbers.below(12) {
         0..=3 => {
             let (edge, groups) = (numbers.one(&[Edge::Zero, Edge::Zero, Edge::Periodic]), numbers.one(&[1, 1, 1, 2]));
-            Kind::Convolution(Convolution { filters, windows, groups, bias: numbers.below(2) == 0, edge })
+            Kind::Convolution(Convolution {
+                filters,
+                windows,
+                groups,
+                bias: numbers.below(2) == 0,
+                edge,
+                activation: None,
+            })
         }
         4 => {
             let layer = TransposedConvolution { filters, windows, output_padding: vec![], groups: 1, bias: true };

@@ -58,6 +58,8 @@ impl Layout {
         let row = if block == BLOCK { spread(width * blocks, width) * BLOCK } else { plane * blocks };
         let depth = row * stored.size(Axis::Height);
         let sample = depth * stored.size(Axis::Depth);
+        // Odd, so that the same point of many samples spreads over the sets of a cache too.
+        let sample = if block == BLOCK { ((sample / BLOCK) | 1) * BLOCK } else { sample };
         Layout { stored, block, blocks, sample, depth, row, plane, len: sample * stored.size(Axis::Sample) }
     }
 

@@ -165,6 +165,7 @@ mod tests {
                 groups: 2,
                 bias: false,
                 edge: Edge::Periodic,
+                activation: None,
             }),
             Kind::Dropout(Dropout { probability: 0.5 }),
             Kind::Flatten(Flatten),

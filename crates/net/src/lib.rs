@@ -22,6 +22,7 @@ pub mod zoo;
 
 pub use axis_map::{AxisMap, Edge, Sampling};
 pub use error::{Error, Flaw, Misfit, Place};
+pub use fuse::{Folded, FoldedNorm};
 pub use layers::{Init, Kind, Operation, Parameter, Role};
 pub use loss::Loss;
 pub use network::{Layer, LayerId, Network};

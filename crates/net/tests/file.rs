@@ -211,8 +211,9 @@ fn activation() -> impl Generator<Value = Activation> {
 
 fn convolution() -> impl Generator<Value = Convolution> {
     let edge = prop_oneof![Just(Edge::Zero), Just(Edge::Periodic)];
-    (1..9usize, windows(), 1..4usize, any::<bool>(), edge)
-        .prop_map(|(filters, windows, groups, bias, edge)| Convolution { filters, windows, groups, bias, edge })
+    (1..9usize, windows(), 1..4usize, any::<bool>(), edge).prop_map(|(filters, windows, groups, bias, edge)| {
+        Convolution { filters, windows, groups, bias, edge, activation: None }
+    })
 }
 
 fn transposed_convolution() -> impl Generator<Value = TransposedConvolution> {

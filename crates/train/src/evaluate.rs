@@ -5,6 +5,7 @@
 
 use crate::checkpoint::EpochSums;
 use crate::data::{self, Dataset, Loader, LoaderOptions, Normalise, Order, Part};
+use crate::fold::fold;
 use crate::metrics::Scores;
 use crate::weights::Weights;
 use crate::{Error, Optimizer, state};
@@ -62,17 +63,19 @@ impl Evaluation<'_> {
         })
     }
 
+    /// An engine of the folded network.
     fn engine(&self) -> Result<Engine, Error> {
+        let (network, weights) = fold(self.network, self.weights);
         let make = |batch: usize| {
             let (mode, update) = (Mode::Evaluate, Optimizer::default().update());
             let division = Default::default();
             let options = Options { batch, mode, leaves: self.leaves, winograd: self.winograd, update, division };
-            lower(self.network, &Strategy::single(self.network), Rank(0), &options)
+            lower(&network, &Strategy::single(&network), Rank(0), &options)
         };
         let programs = vec![make(self.batch)?, make(last_batch(self.data.len(), self.batch))?];
         let communicator = convoy_comm::threads(1).pop().expect("bug: no rank");
-        let mut engine = Engine::new(self.network, programs, self.threads, communicator, Settings::default());
-        state::put_weights(&mut engine, self.network, self.weights);
+        let mut engine = Engine::new(&network, programs, self.threads, communicator, Settings::default());
+        state::put_weights(&mut engine, &network, &weights);
         Ok(engine)
     }
 

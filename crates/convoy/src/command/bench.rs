@@ -17,7 +17,7 @@ use convoy_net::{LayerSummary, Network, Region};
 use convoy_program::{Action, Options, Program, Subject, lower};
 use convoy_split::{Rank, Strategy};
 use convoy_train::data::{self, DataSpec, Split};
-use convoy_train::{Optimizer, Sgd, state};
+use convoy_train::{Optimizer, Sgd, Weights, fold, state};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -38,11 +38,13 @@ pub fn definition() -> Command {
         .about("The speed of a training step, layer by layer if asked, beside this machine's peak")
         .after_help(
             "Measures training steps on a fixed batch in memory: forward, loss, backward, and SGD with momentum 0.9 and\n\
-             weight decay 1e-4. The peak is what a loop of nothing but multiply-adds reaches on as many threads.",
+             weight decay 1e-4; or, with --eval, forward and loss alone, as `convoy eval` computes them. The peak is what a\n\
+             loop of nothing but multiply-adds reaches on as many threads.",
         )
         .arg(path_argument("NET").required_unless_present("validate").help("a model's name (`convoy models`) or a network's file"))
         .arg(own("train.batch", "16", "samples of a step"))
         .arg(own("train.steps", "10", "steps that are measured, after two that are not"))
+        .arg(Arg::new("eval").long("eval").action(ArgAction::SetTrue).help("evaluation: batch norms folded, forward only"))
         .arg(Arg::new("layers").long("layers").action(ArgAction::SetTrue).help("the same per layer and pass"))
         .arg(
             Arg::new("validate")
@@ -81,11 +83,16 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let mut draft = Draft::default();
     lay_flags(&mut draft, matches);
     let job = draft.job()?;
-    let network = network(path(matches, "NET").unwrap_or(Path::new("")), &job)?;
+    let mut network = network(path(matches, "NET").unwrap_or(Path::new("")), &job)?;
+    let mode = if matches.get_flag("eval") { Mode::Evaluate } else { Mode::Train };
+    let mut weights = state::initial_weights(&network, SEED);
+    if mode == Mode::Evaluate {
+        (network, weights) = fold(&network, &weights);
+    }
     let threads = job.parallel.threads.unwrap_or(machine::cores());
     let before = Peak::measure(threads);
-    let bench =
-        Bench::run(&network, &job, threads, matches.get_flag("layers")).map_err(|errors| draft.located(errors))?;
+    let bench = Bench::run((&network, &weights), &job, mode, threads, matches.get_flag("layers"))
+        .map_err(|errors| draft.located(errors))?;
     let peak = before.max(Peak::measure(threads));
     tell(&network, &bench, &peak, matches)
 }
@@ -103,6 +110,7 @@ pub fn network(net: &Path, job: &Job) -> Result<Network, Errors> {
 /// What was measured.
 struct Bench {
     batch: usize,
+    mode: Mode,
     threads: usize,
     /// Of each step.
     seconds: Vec<f64>,
@@ -158,12 +166,18 @@ impl Part {
 const NO_LAYER: usize = usize::MAX;
 
 impl Bench {
-    fn run(network: &Network, job: &Job, threads: usize, profile: bool) -> Result<Bench, Errors> {
+    fn run(
+        (network, weights): (&Network, &Weights),
+        job: &Job,
+        mode: Mode,
+        threads: usize,
+        profile: bool,
+    ) -> Result<Bench, Errors> {
         let (batch, steps) = (job.train.batch, job.train.steps.unwrap_or(1) as usize);
         let optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, ..Sgd::default() });
         let options = Options {
             batch,
-            mode: Mode::Train,
+            mode,
             leaves: job.train.leaves,
             winograd: job.train.winograd,
             update: optimizer.update(),
@@ -176,7 +190,7 @@ impl Bench {
         let communicator = convoy_comm::threads(1).pop().expect("bug: no rank");
         let settings = Settings { profile, ..Settings::default() };
         let mut engine = Engine::new(network, programs, threads, communicator, settings);
-        state::put_weights(&mut engine, network, &state::initial_weights(network, SEED));
+        state::put_weights(&mut engine, network, weights);
         let mut seconds = vec![];
         for step in 0..WARM_UP + steps {
             if step == WARM_UP {
@@ -198,7 +212,7 @@ impl Bench {
             cost.bytes += bytes;
             cost.algorithm = cost.algorithm.or(algorithm);
         }
-        Ok(Bench { batch, threads, seconds, planned_bytes: engine.bytes() as u64, parts })
+        Ok(Bench { batch, mode, threads, seconds, planned_bytes: engine.bytes() as u64, parts })
     }
 
     fn median(&self) -> f64 {
@@ -268,7 +282,11 @@ fn asked(network: &Network, action: &Action) -> (f64, Option<&'static str>) {
 
 fn tell(network: &Network, bench: &Bench, peak: &Peak, matches: &ArgMatches) -> Result<(), Errors> {
     let step_seconds = bench.median();
-    let gflop = network.step_flops(bench.batch).map_err(Error::from)? as f64 / 1e9;
+    let flops = match bench.mode {
+        Mode::Train => network.step_flops(bench.batch),
+        Mode::Evaluate => network.summary(bench.batch).map(|layers| layers.iter().map(|layer| layer.flops).sum()),
+    };
+    let gflop = flops.map_err(Error::from)? as f64 / 1e9;
     let images = bench.batch as f64 / step_seconds;
     let gflops = gflop / step_seconds;
     say(&format!(

@@ -23,6 +23,7 @@ fn windowed(layer: &Convolution, g: &Geometry) -> Windowed {
         bias: layer.bias,
         way: Way::Gather,
         edge: layer.edge,
+        clamp: layer.activation.as_ref().map(|function| function.clamp().expect("bug: only clamps are folded")),
     }
 }
 

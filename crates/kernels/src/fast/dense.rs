@@ -47,6 +47,8 @@ pub struct Dense {
     bias: Option<Operand>,
     /// Add to what the target holds.
     accumulate: bool,
+    /// Least and greatest result.
+    clamp: Option<[f32; 2]>,
     /// Targets are more than the last-level cache holds.
     large: bool,
     source_layout: Layout,
@@ -70,6 +72,7 @@ pub struct Spec<'s> {
     pub weights: Operand,
     pub bias: Option<Operand>,
     pub accumulate: bool,
+    pub clamp: Option<[f32; 2]>,
     /// Samples to compute, in global numbers.
     pub samples: Range<isize>,
     /// Outer are target blocks, inner are source blocks.
@@ -257,6 +260,7 @@ impl Dense {
             weights: spec.weights,
             bias: spec.bias,
             accumulate: spec.accumulate,
+            clamp: spec.clamp,
             large: written > (STREAM_BYTES / 4) as f64,
             source_layout: source.clone(),
             target_layout: target.clone(),
@@ -306,7 +310,13 @@ impl Dense {
         let bias = self.bias.map(|b| operands.floats(b));
         if p.steps.is_empty() {
             for block in blocks.filter(|_| !self.accumulate) {
-                let line = bias.map_or([0.0; BLOCK], |bias| bias[block * BLOCK..][..BLOCK].try_into().expect("16"));
+                let mut line = [0.0; BLOCK];
+                if let Some(bias) = bias {
+                    line.copy_from_slice(&bias[block * BLOCK..][..BLOCK]);
+                }
+                if let Some([low, high]) = self.clamp {
+                    line = line.map(|value| value.clamp(low, high));
+                }
                 for o in c_off {
                     // SAFETY: a point of the target; its line belongs to this unit alone.
                     unsafe { (c.add(target(block) + *o as usize) as *mut [f32; BLOCK]).write(line) };
@@ -322,8 +332,8 @@ impl Dense {
         let stream = self.large && groups == 1 && !self.accumulate;
         let mut one = |block: usize, group: usize| {
             let meets = &self.pairs.meets[block];
-            let steps = &p.steps[..p.before[meets.len()]];
-            let Some(steps) = steps.chunks(p.group).nth(group) else { return };
+            let all = &p.steps[..p.before[meets.len()]];
+            let Some(steps) = all.chunks(p.group).nth(group) else { return };
             let weights = match &self.stored {
                 Stored::ByTarget => &weights[self.pairs.before[block] * self.taps * self.pairs.line()..],
                 Stored::BySource(stored) => {
@@ -349,6 +359,7 @@ impl Dense {
                 c: c.wrapping_add(target(block)),
                 c_off,
                 start,
+                clamp: self.clamp.filter(|_| (group + 1) * p.group >= all.len()),
                 narrow: self.pairs.outer.narrow(block),
                 stream: stream
                     && !self.pairs.outer.narrow(block)

@@ -18,6 +18,7 @@ fn windowed(layer: &FullyConnected, g: &Geometry) -> Windowed {
         bias: layer.bias,
         way: Way::Gather,
         edge: Edge::Zero,
+        clamp: None,
     }
 }
 

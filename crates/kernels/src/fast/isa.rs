@@ -7,7 +7,7 @@
 use super::simd::Avx2;
 use super::simd::{Portable, Simd};
 use super::sweep::{self, Leaf, Start, Sweep};
-use super::transforms::{self, Distances, Transforms};
+use super::transforms::{self, After, Distances, Transforms};
 use crate::BLOCK;
 
 /// The kernels of one instruction set.
@@ -248,9 +248,9 @@ macro_rules! instantiate {
     };
     (@one $size:ident, $name:ident, $simd:ty, ($($feature:literal)?)) => {
         $(#[target_feature(enable = $feature)])?
-        unsafe fn $name(source: *const f32, from: Distances, target: *mut f32, to: Distances, line: *const f32) {
+        unsafe fn $name(source: *const f32, from: Distances, target: *mut f32, to: Distances, after: &After) {
             let f = |x| unsafe { transforms::$size::$name::<$simd>(x) };
-            unsafe { transforms::two_sided::<$simd, _, _>(f, source, from, target, to, line) }
+            unsafe { transforms::two_sided::<$simd, _, _>(f, source, from, target, to, after) }
         }
     };
 }

@@ -225,6 +225,9 @@ fn places_of_row<P: Place>(operands: &Operands, row: usize, points: usize) -> *m
     std::ptr::slice_from_raw_parts_mut((slot.data as *mut [P; BLOCK]).wrapping_add(row * points), points)
 }
 
+/// Rows of outputs that are looked at together: as many as most windows over a row of inputs begin in.
+const ROWS: usize = 4;
+
 /// The gradient of the input.
 struct InputGradient {
     pool: Pool,
@@ -293,28 +296,37 @@ impl InputGradient {
         outputs.fold((0, 0), |span, (o, _)| if span == (0, 0) { (o, o + 1) } else { (span.0, o + 1) })
     }
 
-    /// One row of the input's gradient from the outputs in `space`, one row of these after the other.
+    /// One row of the input's gradient from the outputs in `space`, some rows of these at a time.
     #[inline(always)]
     fn row<P: Place>(&self, operands: &Operands, row: Row, view: View, space: [Span; 3], lines: &mut [Line]) {
         let [wd, wh, ww] = self.pool.windows;
         let r = &self.pool.rows;
         let [_, _, depth, height, width] = r.region.shape().0;
-        if !self.target.add {
-            lines.fill([0.0; BLOCK]);
-        }
-        for (d, kd) in wd.over(row.d, space[0]) {
-            for (h, kh) in wh.over(row.h, space[1]) {
+        let over = wd.over(row.d, space[0]);
+        let mut over = over.flat_map(|(d, kd)| wh.over(row.h, space[1]).map(move |(h, kh)| (d, kd, h, kh)));
+        let mut held = self.target.add;
+        loop {
+            let (mut rows, mut count) = ([(&[] as &[Line], &[] as &[[P; BLOCK]], 0); ROWS], 0);
+            for (into, (d, kd, h, kh)) in rows.iter_mut().zip(&mut over) {
                 let number = (row.n - r.region.start[0]) as usize * depth + (d - r.region.start[2]) as usize;
                 let number = (number * height + (h - r.region.start[3]) as usize) * r.blocks + row.block;
                 // SAFETY: forward, which wrote the places, is over; all tiles only read them.
                 let places = unsafe { &*places_of_row::<P>(operands, number, width) };
-                let dy = view.row(d, h, space[2]);
-                let first = (kd * wh.kernel + kh) * ww.kernel;
-                for (i, line) in lines.iter_mut().enumerate() {
+                *into = (view.row(d, h, space[2]), places, (kd * wh.kernel + kh) * ww.kernel);
+                count += 1;
+            }
+            for (i, line) in lines.iter_mut().enumerate() {
+                let mut sum = if held { *line } else { [0.0; BLOCK] };
+                for (dy, places, first) in &rows[..count] {
                     for &(at, kw) in self.over.of(i) {
-                        won(&dy[at], &places[at], (first + kw) as u32, line);
+                        won(&dy[at], &places[at], (first + kw) as u32, &mut sum);
                     }
                 }
+                *line = sum;
+            }
+            held = true;
+            if count < ROWS {
+                return;
             }
         }
     }

@@ -29,6 +29,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// What is below `low` becomes it, what is above `high` that; NaN stays.
+    unsafe fn clamp(v: Self::V, low: f32, high: f32) -> Self::V;
     /// 16 lines of 16 floats into the same with lines and columns swapped; both are 256 floats.
     #[inline(always)]
     unsafe fn transpose(from: *const f32, to: *mut f32) {
@@ -93,6 +95,13 @@ impl Simd for Portable {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V {
         map2(a, b, |x, y| x * y)
     }
+    #[inline(always)]
+    unsafe fn clamp(v: Self::V, low: f32, high: f32) -> Self::V {
+        v.map(|x| {
+            let x = if x < low { low } else { x };
+            if x > high { high } else { x }
+        })
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -148,6 +157,11 @@ mod x86 {
         #[inline(always)]
         unsafe fn mul(a: __m256, b: __m256) -> __m256 {
             unsafe { _mm256_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn clamp(v: __m256, low: f32, high: f32) -> __m256 {
+            // The second operand is the result where either is NaN.
+            unsafe { _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), v)) }
         }
         #[inline(always)]
         unsafe fn transpose(from: *const f32, to: *mut f32) {

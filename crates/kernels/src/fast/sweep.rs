@@ -49,6 +49,8 @@ pub struct Sweep<'s> {
     pub c: *mut f32,
     pub c_off: &'s [u32],
     pub start: Start,
+    /// Results below the first number become it, results above the second that: only where the sums are complete.
+    pub clamp: Option<[f32; 2]>,
     /// At most the first half of the lanes of B is not filler: the others of C become zero, or stay what they are if it is held.
     /// Lane by lane this changes nothing.
     pub narrow: bool,
@@ -185,6 +187,11 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sw
         }
         let ahead = *s.a_off.get_unchecked(next) as isize - a_off(0) as isize;
         accumulate::<S, MR, NV, FORM>(s, s.steps, &a, ahead, &mut sums);
+        if let Some([low, high]) = s.clamp {
+            for sum in sums.as_flattened_mut() {
+                *sum = S::clamp(*sum, low, high);
+            }
+        }
         for (m, row) in sums.iter().enumerate() {
             for (v, sum) in row.iter().enumerate() {
                 if s.stream {

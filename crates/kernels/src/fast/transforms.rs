@@ -11,8 +11,20 @@ use crate::BLOCK;
 /// Rows and columns apart, in floats.
 pub type Distances = (usize, usize);
 
-/// A transform of one window of lines: from, distances, to, distances, and a line to add to every result.
-pub type Transform = unsafe fn(*const f32, Distances, *mut f32, Distances, *const f32);
+/// A transform of one window of lines: from, distances, to, distances, and what is done to every result.
+pub type Transform = unsafe fn(*const f32, Distances, *mut f32, Distances, &After);
+
+/// What is done to every result of a transform.
+pub struct After {
+    /// A line that is added, or null.
+    pub line: *const f32,
+    /// Least and greatest result.
+    pub clamp: Option<[f32; 2]>,
+}
+
+impl After {
+    pub const NOTHING: After = After { line: std::ptr::null(), clamp: None };
+}
 
 /// The transforms of one size: tiles of `m²` points, windows of `r²` taps, `n = m + r - 1`.
 pub struct Transforms {
@@ -201,7 +213,7 @@ pub mod wide {
     }
 }
 
-/// `f` on columns, then on rows: `C x C` lines to `R x R` lines, each with `line` added where there is one.
+/// `f` on columns, then on rows: `C x C` lines to `R x R` lines, and what comes after.
 ///
 /// # Safety
 /// The instruction set is there, and all these lines may be read and written.
@@ -212,7 +224,7 @@ pub unsafe fn two_sided<S: Simd, const C: usize, const R: usize>(
     from: Distances,
     target: *mut f32,
     to: Distances,
-    line: *const f32,
+    after: &After,
 ) {
     for v in (0..BLOCK).step_by(S::LANES) {
         // SAFETY: the caller's promise.
@@ -229,7 +241,9 @@ pub unsafe fn two_sided<S: Simd, const C: usize, const R: usize>(
             }
             for (i, row) in columns.into_iter().enumerate() {
                 for (j, value) in f(row).into_iter().enumerate() {
+                    let line = after.line;
                     let value = if line.is_null() { value } else { S::add(value, S::load(line.add(v))) };
+                    let value = after.clamp.map_or(value, |[low, high]| S::clamp(value, low, high));
                     S::store(target.add(i * to.0 + j * to.1 + v), value);
                 }
             }

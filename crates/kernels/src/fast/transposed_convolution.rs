@@ -16,6 +16,7 @@ fn windowed(layer: &TransposedConvolution, g: &Geometry) -> Windowed {
         bias: layer.bias,
         way: Way::Spread,
         edge: Edge::Zero,
+        clamp: None,
     }
 }
 

@@ -272,6 +272,7 @@ impl WeightGradient {
                         c: c.as_mut_ptr(),
                         c_off: &self.dense[..rows.len()],
                         start: if pass == 0 { Start::Zero } else { Start::Held },
+                        clamp: None,
                         narrow: self.pairs.outer.narrow(block),
                         stream: false,
                     };
@@ -354,6 +355,7 @@ impl WeightGradient {
                 c: (to.data as *mut f32).wrapping_add(base),
                 c_off: &p.c_off[part.rows.clone()],
                 start: Start::Zero,
+                clamp: None,
                 narrow: false,
                 stream: false,
             };

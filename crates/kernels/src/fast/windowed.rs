@@ -26,7 +26,7 @@ pub enum Way {
 }
 
 /// A windowed layer, reduced to numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Windowed {
     /// Along depth, height, width; of the convolution that a transposed one is the adjoint of.
     pub windows: [Window; 3],
@@ -38,6 +38,8 @@ pub struct Windowed {
     pub way: Way,
     /// What windows read beyond the input's edges; it is in the input's margins.
     pub edge: Edge,
+    /// Least and greatest output, in evaluation.
+    pub clamp: Option<[f32; 2]>,
 }
 
 impl Windowed {
@@ -123,6 +125,7 @@ impl Windowed {
             before: self.before(),
             bias: self.adds_bias(g).then_some(Operand::Parameter(1)),
             accumulate: false,
+            clamp: self.clamp,
             pairs: &self.pairs(g),
             numbers: FORWARD,
             last: Pass::Forward,
@@ -142,6 +145,7 @@ impl Windowed {
             before: [1, 2].map(|i| self.windows[i].kernel as isize - 1 - self.windows[i].before as isize),
             bias: None,
             accumulate: g.accumulate[0],
+            clamp: None,
             pairs: &self.pairs(g),
             numbers: BACKWARD,
             last: Pass::InputGradient(0),
@@ -178,6 +182,7 @@ impl Windowed {
             weights: Operand::Parameter(0),
             bias: self.adds_bias(g).then_some(Operand::Parameter(1)),
             accumulate: false,
+            clamp: self.clamp,
             samples: g.region.start[0]..g.region.end[0],
             pairs: &pairs,
             stored: Stored::ByTarget,
@@ -200,6 +205,7 @@ impl Windowed {
             weights: Operand::Parameter(0),
             bias: None,
             accumulate: g.accumulate[0],
+            clamp: None,
             samples: region.start[0]..region.end[0],
             pairs: &pairs.adjoint(),
             stored: if pairs.depthwise { Stored::ByTarget } else { Stored::BySource(pairs) },
@@ -317,7 +323,7 @@ impl Fast for Windowed {
     }
 
     fn backward(&self, g: &Geometry) -> Vec<Stage> {
-        debug_assert_eq!(g.mode, Mode::Train);
+        assert!(g.mode == Mode::Train && self.clamp.is_none(), "bug: folded layers are for evaluation");
         let mut stages = self.winograd_gradient(g, |c| c.stages()).unwrap_or_else(|| self.direct_weight_gradient(g));
         if self.bias {
             stages.push(self.bias_stage(g));

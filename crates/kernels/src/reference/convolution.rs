@@ -1,7 +1,7 @@
 //! Convolution by its definition: seven loops.
 
 use super::windows::{inside, under};
-use super::{Array, Call, Gradients, Reference, indices};
+use super::{Array, Call, Gradients, Reference, activation, indices};
 use convoy_net::{Edge, Operation, Shape, layers::Convolution};
 
 /// One multiply of a convolution: output, input and weight that meet, and where.
@@ -45,10 +45,14 @@ impl Reference for Convolution {
             }
         }
         taps(self, x.shape, y.shape, |t| y[t.y] += w[t.w] * x[t.x]);
+        if let Some(function) = &self.activation {
+            y.data.iter_mut().for_each(|y| *y = activation::at(function, *y).0);
+        }
         y
     }
 
     fn backward(&self, call: &Call, dy: &Array) -> Gradients {
+        assert!(self.activation.is_none(), "bug: folded layers are for evaluation");
         let (x, w) = (&call.inputs[0], &call.parameters[0]);
         let (mut dx, mut dw) = (Array::zeros(x.shape), vec![0.0; w.len()]);
         taps(self, x.shape, dy.shape, |t| {

@@ -192,7 +192,14 @@ mod tests {
             0 => {
                 let edge = [Edge::Zero, Edge::Periodic][numbers.below(2)];
                 let (filters, windows) = (one * two, windows(numbers));
-                alone(Kind::Convolution(Convolution { filters, windows, groups: one, bias: yes, edge }))
+                alone(Kind::Convolution(Convolution {
+                    filters,
+                    windows,
+                    groups: one,
+                    bias: yes,
+                    edge,
+                    activation: None,
+                }))
             }
             1 => {
                 let (filters, windows, output_padding) = (one * two, windows(numbers), vec![]);

@@ -29,6 +29,15 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// Least and greatest value, if it only cuts off and leaves zero as it is.
+    pub fn clamp(&self) -> Option<[f32; 2]> {
+        match *self {
+            Activation::Relu => Some([0.0, f32::INFINITY]),
+            Activation::Clip { low, high } if low <= 0.0 && high >= 0.0 => Some([low, high]),
+            _ => None,
+        }
+    }
+
     /// Whether its numbers are possible.
     pub(crate) fn check(&self) -> Result<(), Misfit> {
         match *self {

@@ -1,6 +1,6 @@
 //! Convolution in one, two or three dimensions: stride, padding on each side, dilation, groups, zero or periodic edges.
 
-use super::{Init, Operation, Parameter, is_one, is_yes, one, only, yes};
+use super::{Activation, Init, Operation, Parameter, is_one, is_yes, one, only, yes};
 use crate::{Axis, AxisMap, Edge, Misfit, Shape};
 use serde::{Deserialize, Serialize};
 
@@ -170,6 +170,9 @@ pub struct Convolution {
     pub bias: bool,
     #[serde(default, skip_serializing_if = "is_zero_edge")]
     pub edge: Edge,
+    /// Applied to what is computed, in evaluation alone (`Network::folded`): a clamp.
+    #[serde(skip)]
+    pub activation: Option<Activation>,
 }
 
 fn is_zero_edge(e: &Edge) -> bool {
@@ -179,7 +182,14 @@ fn is_zero_edge(e: &Edge) -> bool {
 impl Convolution {
     /// With bias, stride 1, no padding.
     pub fn new(filters: usize, kernel: &[usize]) -> Convolution {
-        Convolution { filters, windows: Windows::new(kernel), groups: 1, bias: true, edge: Edge::Zero }
+        Convolution {
+            filters,
+            windows: Windows::new(kernel),
+            groups: 1,
+            bias: true,
+            edge: Edge::Zero,
+            activation: None,
+        }
     }
     /// The same stride along every axis.
     pub fn stride(mut self, stride: usize) -> Convolution {
@@ -247,7 +257,8 @@ impl Operation for Convolution {
     }
 
     fn sums_channels(&self) -> bool {
-        self.groups == 1
+        // What was cut off cannot be added up any more.
+        self.groups == 1 && self.activation.is_none()
     }
 
     fn parameters(&self, inputs: &[Shape]) -> Vec<Parameter> {

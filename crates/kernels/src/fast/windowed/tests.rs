@@ -3,7 +3,7 @@
 use crate::fast::isa;
 use crate::twin::{Numbers, Outcome, Problem, check, halves};
 use crate::{Layout, Mode};
-use convoy_net::layers::{Convolution, FullyConnected, TransposedConvolution, Windows};
+use convoy_net::layers::{Activation, Convolution, FullyConnected, TransposedConvolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
 /// Random windows over one, two or three axes.
@@ -41,7 +41,7 @@ fn problem(seed: u64) -> Option<Problem> {
         }
         _ => {
             let edge = if numbers.below(4) == 0 { Edge::Periodic } else { Edge::Zero };
-            Kind::Convolution(Convolution { filters, windows, groups, bias, edge })
+            Kind::Convolution(Convolution { filters, windows, groups, bias, edge, activation: None })
         }
     };
     let inputs = [Shape([1 + numbers.below(10), channels, space[0], space[1], space[2]])];
@@ -63,6 +63,15 @@ fn rounding(problem: &Problem) -> Problem {
     Problem { exact: false, accumulate: false, tolerance: terms as f64 * f32::EPSILON as f64, ..problem.clone() }
 }
 
+/// The same for evaluation, with a clamp where there can be one.
+fn clamped(mut problem: Problem) -> Problem {
+    if let Kind::Convolution(layer) = &mut problem.kind {
+        let clip = Activation::Clip { low: -2.0, high: 3.0 };
+        layer.activation = Some(if problem.seed.is_multiple_of(2) { Activation::Relu } else { clip });
+    }
+    Problem { mode: Mode::Evaluate, ..problem }
+}
+
 fn problems(count: u64) -> Vec<Problem> {
     let problems: Vec<Problem> = (0..count).filter_map(problem).collect();
     assert!(problems.len() > count as usize / 3, "only {} of {count} fit", problems.len());
@@ -72,6 +81,14 @@ fn problems(count: u64) -> Vec<Problem> {
 #[test]
 fn layers_agree_with_their_references() {
     for problem in problems(180) {
+        check(&problem);
+        check(&rounding(&problem));
+    }
+}
+
+#[test]
+fn clamps_agree_with_their_references() {
+    for problem in problems(60).into_iter().map(clamped) {
         check(&problem);
         check(&rounding(&problem));
     }

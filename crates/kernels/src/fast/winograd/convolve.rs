@@ -3,6 +3,7 @@
 use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, plane};
 use crate::fast::isa::{Isa, isa};
 use crate::fast::sweep::{Start, Step, Sweep};
+use crate::fast::transforms::After;
 use crate::fast::weights::{Pairs, Side};
 use crate::{BLOCK, Kernel, Layout, Make, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, Region};
@@ -38,6 +39,8 @@ pub struct Convolution<'s> {
     pub before: [isize; 2],
     pub bias: Option<Operand>,
     pub accumulate: bool,
+    /// Least and greatest result.
+    pub clamp: Option<[f32; 2]>,
     /// As the weights are stored.
     pub pairs: &'s Pairs,
     /// Numbers of the passes, and of the operands they make: weights in planes; if staged, source and target in planes.
@@ -143,6 +146,7 @@ struct Convolve {
     planes: [Operand; 2],
     bias: Option<Operand>,
     accumulate: bool,
+    clamp: Option<[f32; 2]>,
     windows: Windows,
     layout: Layout,
     inner: usize,
@@ -175,6 +179,7 @@ impl Convolve {
             planes: [1, 2].map(|i| Operand::Internal(spec.numbers[i])),
             bias: spec.bias,
             accumulate: spec.accumulate,
+            clamp: spec.clamp,
             windows: Windows {
                 grid,
                 layout: spec.source.1.clone(),
@@ -256,6 +261,7 @@ impl Convolve {
                 c: unsafe { to.add(o * self.block * BLOCK) },
                 c_off: rows,
                 start: if group == 0 { Start::Zero } else { Start::Held },
+                clamp: None,
                 narrow: self.side.narrow(o),
                 stream: false,
             };
@@ -278,6 +284,7 @@ impl Convolve {
         let slot = operands.slot(self.target);
         let target = slot.data as *mut f32;
         let line = self.bias.map_or(null(), |bias| operands.floats(bias)[o * BLOCK..][..BLOCK].as_ptr());
+        let after = &After { line, clamp: self.clamp };
         let mut copy = [0f32; 16 * BLOCK];
         for (i, t) in tiles.enumerate() {
             let at = self.windows.grid.place(t);
@@ -290,10 +297,10 @@ impl Convolve {
             unsafe {
                 let from = (from.as_ptr(), (window * distance, distance));
                 if rows == tile && columns == tile && !self.accumulate {
-                    transform(from.0, from.1, target.add(to(0)), (self.layout.row, BLOCK), line);
+                    transform(from.0, from.1, target.add(to(0)), (self.layout.row, BLOCK), after);
                     continue;
                 }
-                transform(from.0, from.1, copy.as_mut_ptr(), (tile * BLOCK, BLOCK), line);
+                transform(from.0, from.1, copy.as_mut_ptr(), (tile * BLOCK, BLOCK), after);
                 let [down, right] = [0, 1].map(|a| (at.inside[a].0 - at.start[a]) as usize);
                 for row in 0..rows {
                     let part = &copy[((down + row) * tile + right) * BLOCK..][..columns * BLOCK];
@@ -496,7 +503,13 @@ impl Kernel for Weights {
                 // SAFETY: all taps of this line are read, one line in each plane is written, inside as asserted.
                 unsafe {
                     let to_distances = (self.size.window() * distance, distance);
-                    transform(taps[line..].as_ptr(), (taps_along * PAIR, PAIR), to.as_mut_ptr(), to_distances, null());
+                    transform(
+                        taps[line..].as_ptr(),
+                        (taps_along * PAIR, PAIR),
+                        to.as_mut_ptr(),
+                        to_distances,
+                        &After::NOTHING,
+                    );
                 }
             }
         }

@@ -12,11 +12,11 @@ use crate::fast::isa::{Isa, isa};
 use crate::fast::leaves::{Leaves, Subtrees};
 use crate::fast::sweep::{Start, Step, Sweep};
 use crate::fast::tiles;
+use crate::fast::transforms::After;
 use crate::fast::weights::Pairs;
 use crate::{BLOCK, Kernel, Layout, Make, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, Region};
 use std::ops::Range;
-use std::ptr::null;
 
 /// Tiles of one run of a product.
 const RUN: usize = 128;
@@ -237,6 +237,7 @@ impl Parts {
                 c: sums.as_mut_ptr(),
                 c_off: &self.lines[..channels],
                 start,
+                clamp: None,
                 narrow,
                 stream: false,
             };
@@ -259,7 +260,7 @@ impl Parts {
             let from = (planes[channel * BLOCK..].as_ptr(), (self.size.window() * distance, distance));
             let to = to[channel / BLOCK * self.size.weights() + channel % BLOCK * BLOCK..].as_mut_ptr();
             // SAFETY: a line of every plane is read, one of each tap is written; both inside, as asserted.
-            unsafe { transform(from.0, from.1, to, (self.size.taps() * PAIR, PAIR), null()) };
+            unsafe { transform(from.0, from.1, to, (self.size.taps() * PAIR, PAIR), &After::NOTHING) };
         }
         if !channels.is_multiple_of(BLOCK) {
             let last = to.len() - self.size.weights();

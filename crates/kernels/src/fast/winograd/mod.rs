@@ -20,11 +20,10 @@ pub use convolve::{Convolution, Direction};
 pub use gradient::Gradient;
 
 use super::isa::{Isa, prefetch};
-use super::transforms::{Transform, Transforms};
+use super::transforms::{After, Transform, Transforms};
 use crate::{BLOCK, Layout, Winograd, leaf_range};
 use convoy_net::{Axis, Region, Shape};
 use std::ops::Range;
-use std::ptr::null;
 
 /// Floats of the weights between two blocks at one tap or in one plane.
 const PAIR: usize = BLOCK * BLOCK;
@@ -260,7 +259,7 @@ impl Windows {
         };
         debug_assert!((self.size - 1) * from.0 + self.size * BLOCK <= source.len(), "bug: a window outside");
         // SAFETY: the window is inside `source`, as asserted; the rest is the caller's promise.
-        unsafe { (self.transform)(source.as_ptr(), from, to, (self.window * distance, distance), null()) };
+        unsafe { (self.transform)(source.as_ptr(), from, to, (self.window * distance, distance), &After::NOTHING) };
     }
 }
 

@@ -3,8 +3,8 @@
 use super::{FORCED, Size};
 use crate::fast::isa;
 use crate::twin::{Numbers, Outcome, Problem, check, halves};
-use crate::{Layout, Winograd};
-use convoy_net::layers::{Convolution, Windows};
+use crate::{Layout, Mode, Winograd};
+use convoy_net::layers::{Activation, Convolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
 /// A random layer and input, with so many taps along an axis. `even`: the output's sizes are multiples of 8, so that halves are whole tiles.
@@ -69,6 +69,16 @@ fn both_ways<T>(mut f: impl FnMut() -> T) -> [T; 2] {
 fn layers_agree_with_their_references() {
     for problem in problems(24, false).map(two).chain(all_problems(24, false).map(four)) {
         both_ways(|| check(&problem));
+    }
+}
+
+/// In evaluation, what is beyond bounds is cut off as it is written.
+#[test]
+fn clamps_agree_with_their_references() {
+    for mut problem in all_problems(12, false).map(four) {
+        let Kind::Convolution(layer) = &mut problem.kind else { panic!("{problem:?}") };
+        layer.activation = Some(Activation::Clip { low: -1.0, high: 2.0 });
+        both_ways(|| check(&Problem { mode: Mode::Evaluate, ..problem.clone() }));
     }
 }
 
