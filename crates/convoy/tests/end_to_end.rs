@@ -136,6 +136,73 @@ fn a_plan_that_was_edited_is_trained() {
     place.json("train --resume moved --steps 9 --ranks 2 --strategy data");
 }
 
+/// The mesh networks of Dryden et al., small: convolution, ReLU, batch norm, and a mask at the end.
+const SMALL_MESH: &str = r#"
+name = "small-mesh"
+input = [18, 32, 32]
+
+[loss]
+kind = "mean-squared-error"
+
+[[layer]]
+name = "conv1"
+kind = "convolution"
+filters = 16
+kernel = [5, 5]
+stride = [2, 2]
+padding = [2, 2]
+bias = false
+
+[[layer]]
+name = "relu1"
+kind = "activation"
+function = "relu"
+
+[[layer]]
+name = "bn1"
+kind = "batch-norm"
+
+[[layer]]
+name = "conv2"
+kind = "convolution"
+filters = 16
+kernel = [3, 3]
+stride = [2, 2]
+padding = [1, 1]
+bias = false
+
+[[layer]]
+name = "relu2"
+kind = "activation"
+function = "relu"
+
+[[layer]]
+name = "bn2"
+kind = "batch-norm"
+
+[[layer]]
+name = "head"
+kind = "convolution"
+filters = 16
+kernel = [1, 1]
+bias = false
+
+[[layer]]
+name = "mask"
+kind = "activation"
+function = "sigmoid"
+"#;
+
+/// Samples that no rank has as a whole, whose mask can be learned: zeros and ones by halves, so that any constant has a loss of 0.25.
+#[test]
+fn a_small_mesh_learns_split_over_space() {
+    let place = Place::new();
+    place.file("net.toml", SMALL_MESH);
+    let job = "train --network net.toml --data synthetic:18x32x32:40 --batch 8 --steps 60 --optimizer adam --lr 0.01 --test-data none";
+    let four = place.json(&format!("{job} --ranks 4 --strategy spatial:2x2 --threads 1"));
+    assert!(four["train_loss"].as_f64().unwrap() < 0.15, "{four}");
+}
+
 /// A span of a trace: rank, thread, category, name, when it began and ended.
 type Span = (u64, u64, String, String, f64, f64);
 

@@ -352,7 +352,7 @@ mod tests {
         let slot = memory.slot();
         // SAFETY: one memory, whose two places share no element.
         unsafe { copy((slot, &layout), (slot, &layout), &bottom, [0, 0, 0, -8, 0], false) };
-        assert_eq!(memory.slice()[..2 * layout.row], before[8 * layout.row..]);
+        assert_eq!(memory.slice()[..2 * layout.row], before[8 * layout.row..10 * layout.row]);
         assert_eq!(memory.slice()[2 * layout.row..], before[2 * layout.row..]);
     }
 

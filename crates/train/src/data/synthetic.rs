@@ -30,7 +30,8 @@ pub enum Invented {
     Class,
     /// A class per point.
     ClassPerPoint,
-    /// Zeros and ones of this shape, the same for all images of a class: for losses that compare outputs with targets.
+    /// Zeros and ones of this shape, the same for all images of a class: for losses that compare outputs with targets. Where there is
+    /// space, they are a mask of cells that all channels share.
     Values(Shape),
 }
 
@@ -199,7 +200,8 @@ impl Dataset for Synthetic {
                 }
             }),
             Invented::Values(_) => rows(shape, region, into, |row, line| {
-                let pattern = self.pattern(Stream::Value, class, row.channel);
+                let channel = if shape.points() > 1 { 0 } else { row.channel };
+                let pattern = self.pattern(Stream::Value, class, channel);
                 for (nth, x) in line.iter_mut().enumerate() {
                     *x = (pattern >> row.cell(nth) & 1) as f32;
                 }
