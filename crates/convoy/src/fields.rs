@@ -120,6 +120,7 @@ pub static FIELDS: &[Field] = &[
     field("parallel.batch_norm", "batch-norm", "OVER", Form::Choice(&["global", "team", "local"]), Is("\"global\""), "whose samples batch norm takes together in training: the global batch's, those of ranks that share samples, or each rank's own"),
     field("parallel.home", "home", "WHERE", Form::Choice(&["everywhere", "sharded"]), Is("\"everywhere\""), "where weights and the optimizer's state live: with every rank that uses them, or divided over these, pulled before use; the same result"),
     field("parallel.exact", "exact", "BOOL", Form::Truth, Is("true"), "sum gradients over ranks in a fixed order, with the bits of one rank under data; false: around a ring, in an order that depends on the number of ranks"),
+    field("parallel.overlap", "overlap", "BOOL", Form::Truth, Is("true"), "compute what needs no halo while halos travel; false: wait for them first, for comparison"),
     field("parallel.memory", "memory", "SIZE", Form::Text, Follows("all that the system has"), "the most that a rank may hold, such as 3GiB"),
     field("parallel.deadline", "deadline", "SECONDS", Form::Whole { least: 1 }, Is("300"), "how long a rank waits for another before it gives up, at least; it warns after half of it"),
     field("run.name", "name", "NAME", Form::Text, Follows("the network's"), "what the run's folder is called, before the time"),

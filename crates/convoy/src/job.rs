@@ -11,7 +11,7 @@ use crate::fields::{TEST_WORDS, WINOGRAD};
 use crate::plan_file;
 use convoy_kernels::Winograd;
 use convoy_net::Loss;
-use convoy_program::{Division, NormOver, ParameterHome, SumOrder};
+use convoy_program::{Division, Halos, NormOver, ParameterHome, SumOrder};
 use convoy_train::data::{Augment, DataSpec, NpyFiles};
 use convoy_train::{Optimizer, Schedule, text_digest};
 use serde::{Deserialize, Serialize};
@@ -93,6 +93,8 @@ pub struct ParallelFields {
     pub home: ParameterHome,
     /// Whether gradients are summed over ranks in the order of one rank.
     pub exact: bool,
+    /// Whether layers compute while their halos travel.
+    pub overlap: bool,
     /// Of each rank, such as `3GiB`.
     pub memory: Option<String>,
     /// Seconds.
@@ -159,7 +161,8 @@ impl ParallelFields {
     /// How ranks do what they do together.
     pub(crate) fn division(&self) -> Division {
         let sums = if self.exact { SumOrder::Tree } else { SumOrder::Ring };
-        Division { norm: self.batch_norm, home: self.home, sums }
+        let halos = if self.overlap { Halos::Overlapped } else { Halos::Waited };
+        Division { norm: self.batch_norm, home: self.home, sums, halos }
     }
 }
 

@@ -3,11 +3,12 @@
 mod harness;
 
 use convoy_engine::{Order, Settings};
-use convoy_program::{Division, Home, NormOver, ParameterHome, Program, SumOrder, What, lower};
+use convoy_program::{Division, Halos, Home, NormOver, ParameterHome, Program, SumOrder, What, lower};
 use convoy_split::{Rank, Strategy};
 use harness::*;
 
-const SHARDED: Division = Division { norm: NormOver::Global, home: ParameterHome::Sharded, sums: SumOrder::Tree };
+const SHARDED: Division =
+    Division { norm: NormOver::Global, home: ParameterHome::Sharded, sums: SumOrder::Tree, halos: Halos::Overlapped };
 
 #[test]
 fn sharded_parameters_have_the_bits_of_those_that_are_everywhere() {

@@ -7,7 +7,7 @@ use convoy_engine::{Order, Settings};
 use convoy_kernels::Update;
 use convoy_net::layers::*;
 use convoy_net::{Edge, Kind, Loss, Network, Sampling};
-use convoy_program::{Action, Division, Number, Program, Purpose, SumOrder, What, lower};
+use convoy_program::{Action, Division, Halos, Number, Program, Purpose, SumOrder, What, lower};
 use convoy_split::{Rank, Strategy};
 use harness::*;
 
@@ -306,4 +306,18 @@ fn the_laws_bite() {
     }
     let swapped = run_changed(&net, &strategy("data", 4, &net, batch), plain(batch), 3, swap_ranks);
     assert_ne!(swapped, one, "nobody noticed two swapped ranks");
+}
+
+/// Ranks that wait for halos before they compute get the same but for rounding: gradients are cut elsewhere.
+#[test]
+fn waiting_for_halos_changes_no_result() {
+    let net = residual(false);
+    for (ranks, text) in [(2, "spatial"), (4, "spatial:2x2"), (4, "data:2,spatial:2x1")] {
+        let strategy = Strategy::parse(text, ranks, &net, &net.shapes(4).unwrap()).unwrap();
+        let waited = Division { halos: Halos::Waited, ..Division::default() };
+        let ops = |division| lower(&net, &strategy, Rank(0), &options(4, division)).unwrap().ops.len();
+        assert!(ops(waited) < ops(Division::default()), "nothing was cut under {text}");
+        let waited = run(&net, &strategy, Way { division: waited, ..plain(4) }, 3);
+        assert_eq!(difference(&waited, &run(&net, &strategy, plain(4), 3)), None, "{text}");
+    }
 }

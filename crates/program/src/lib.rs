@@ -22,7 +22,7 @@ mod program;
 mod reduce;
 
 pub use home::ParameterHome;
-pub use lower::{Division, Options, lower, lower_ops, plan_memory};
+pub use lower::{Division, Halos, Options, lower, lower_ops, plan_memory};
 pub use memory::MemoryPlan;
 pub use norm::NormOver;
 pub use program::{

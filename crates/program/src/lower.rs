@@ -47,6 +47,17 @@ pub struct Division {
     pub home: ParameterHome,
     /// Of gradients that every rank gets; those of sharded parameters are always summed by the tree.
     pub sums: SumOrder,
+    pub halos: Halos,
+}
+
+/// What a rank does while the halo of a layer is on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Halos {
+    /// It computes what needs none of it.
+    #[default]
+    Overlapped,
+    /// Nothing of that layer: for comparison.
+    Waited,
 }
 
 /// The program of one rank. The network must be verified and the strategy must fit it.
@@ -328,7 +339,8 @@ impl<'a> Builder<'a> {
     fn layer_forward(&mut self, l: LayerId, geometry: &Arc<Geometry>) {
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let stages = twin.forward(geometry);
-        let pieces = if keeps(&stages) { vec![geometry.region] } else { self.pieces(l, geometry) };
+        let whole = keeps(&stages) || self.options.division.halos == Halos::Waited;
+        let pieces = if whole { vec![geometry.region] } else { self.pieces(l, geometry) };
         if pieces.len() == 1 {
             return self.stages(Subject::Layer(l), stages, geometry);
         }
@@ -833,7 +845,8 @@ impl<'a> Builder<'a> {
         }
         let twin = fast::twin(&self.network.layers[l.0].kind);
         let stages = twin.backward(&geometry);
-        let (first, last) = if keeps(&stages) { Default::default() } else { self.gradient_pieces(l, &geometry) };
+        let whole = keeps(&stages) || self.options.division.halos == Halos::Waited;
+        let (first, last) = if whole { Default::default() } else { self.gradient_pieces(l, &geometry) };
         if last.is_empty() {
             return self.stages(Subject::Layer(l), stages, &Arc::new(geometry));
         }
