@@ -80,7 +80,7 @@ impl Cut<'_> {
 /// Bytes of an exchange's messages.
 fn sent_bytes(exchange: &Exchange) -> usize {
     let travels = exchange.transfers.iter().filter(|t| t.source != t.target);
-    travels.map(|t| Layout::blocked(t.region).len * 4).sum()
+    travels.map(|t| Layout::dense(t.region).len * 4).sum()
 }
 
 impl Builder<'_> {
@@ -146,7 +146,7 @@ mod tests {
     /// A row of halo of `wide` channels goes forward; back goes a row of whichever has fewer channels.
     #[test]
     fn what_is_shorter_travels() {
-        let row = |channels: usize| Layout::blocked(Region::whole(Shape([2, channels, 1, 1, 8]))).len * 4;
+        let row = |channels: usize| Layout::dense(Region::whole(Shape([2, channels, 1, 1, 8]))).len * 4;
         for (wide, narrow, back) in [(64, 16, 16), (16, 64, 16), (32, 32, 32)] {
             let programs = programs(&net(wide, narrow), "spatial", 2);
             for program in &programs {

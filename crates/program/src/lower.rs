@@ -584,10 +584,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// A message for a region, in blocks like those of `like`.
+    /// A message for a region, in blocks like those of `like`, without gaps.
     fn message(&mut self, like: BufferId, region: Region) -> (BufferId, Part) {
         let narrow = self.buffers[like.0].layout.as_ref().is_some_and(|l| l.block < convoy_kernels::BLOCK);
-        let layout = if narrow { Layout::image(region) } else { Layout::blocked(region) };
+        let layout = if narrow { Layout::image(region) } else { Layout::dense(region) };
         let buffer = self.tensor_buffer(What::Message, &layout);
         (buffer, Part { buffer, bytes: 0..layout.len * 4 })
     }

@@ -213,7 +213,8 @@ pub mod wide {
     }
 }
 
-/// `f` on columns, then on rows: `C x C` lines to `R x R` lines, and what comes after.
+/// `f` on columns, then on rows: `C x C` lines to `R x R` lines, and what comes after. What that is is asked once: within the loops it
+/// made steps of resnet18-cifar some 5 % slower.
 ///
 /// # Safety
 /// The instruction set is there, and all these lines may be read and written.
@@ -225,6 +226,34 @@ pub unsafe fn two_sided<S: Simd, const C: usize, const R: usize>(
     target: *mut f32,
     to: Distances,
     after: &After,
+) {
+    // SAFETY: the caller's promise; a line has 16 floats.
+    unsafe {
+        let add = |value, v| S::add(value, S::load(after.line.add(v)));
+        match after {
+            After { line, clamp: None } if line.is_null() => {
+                sides::<S, C, R>(f, source, from, target, to, |value, _| value)
+            }
+            After { clamp: None, .. } => sides::<S, C, R>(f, source, from, target, to, add),
+            &After { line, clamp: Some([low, high]) } => sides::<S, C, R>(f, source, from, target, to, |value, v| {
+                S::clamp(if line.is_null() { value } else { add(value, v) }, low, high)
+            }),
+        }
+    }
+}
+
+/// The same; `after` sees each vector of a result, and its first lane.
+///
+/// # Safety
+/// The instruction set is there, and all these lines may be read and written.
+#[inline(always)]
+unsafe fn sides<S: Simd, const C: usize, const R: usize>(
+    f: impl Fn([S::V; C]) -> [S::V; R],
+    source: *const f32,
+    from: Distances,
+    target: *mut f32,
+    to: Distances,
+    after: impl Fn(S::V, usize) -> S::V,
 ) {
     for v in (0..BLOCK).step_by(S::LANES) {
         // SAFETY: the caller's promise.
@@ -241,10 +270,7 @@ pub unsafe fn two_sided<S: Simd, const C: usize, const R: usize>(
             }
             for (i, row) in columns.into_iter().enumerate() {
                 for (j, value) in f(row).into_iter().enumerate() {
-                    let line = after.line;
-                    let value = if line.is_null() { value } else { S::add(value, S::load(line.add(v))) };
-                    let value = after.clamp.map_or(value, |[low, high]| S::clamp(value, low, high));
-                    S::store(target.add(i * to.0 + j * to.1 + v), value);
+                    S::store(target.add(i * to.0 + j * to.1 + v), after(value, v));
                 }
             }
         }
