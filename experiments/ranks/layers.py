@@ -8,7 +8,6 @@ A network is one such layer behind a factor for each channel (so that the layer 
 Each rank has one thread; on fewer cores than ranks, ranks share them, and efficiency is against as many cores as there are. Build with
 `--features mpi`. Writes layers.jsonl and layers.md.
 """
-import argparse
 import json
 import os
 import pathlib
@@ -57,6 +56,8 @@ def measure(args):
     with tempfile.TemporaryDirectory() as folder, open(out / "layers.jsonl", "a") as raw:
         for round_ in range(args.rounds):
             for name, (channels, size, filters, kernel, padding, stride, batch) in LAYERS.items():
+                if args.only and args.only not in name:
+                    continue
                 file = pathlib.Path(folder) / "layer.toml"
                 file.write_text(NETWORK.format(**locals()))
                 data = f"synthetic:{channels}x{size}x{size}:{{samples}}"
@@ -91,19 +92,5 @@ def summarise(folder):
     print("\n".join(lines))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--convoy", default="target/release/convoy")
-    parser.add_argument("--out")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--table", help="only the table of results that are there")
-    args = parser.parse_args()
-    if not args.table:
-        if not args.out:
-            parser.error("--out FOLDER is needed")
-        measure(args)
-    summarise(pathlib.Path(args.table or args.out))
-
-
 if __name__ == "__main__":
-    main()
+    ranks.main(__doc__, measure, summarise, rounds=3)

@@ -120,11 +120,11 @@ def summarise(folder):
     print("\n".join(lines))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(doc, measure, summarise, rounds):
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--convoy", default="target/release/convoy")
     parser.add_argument("--out")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--only", help="cases with this in their name")
     parser.add_argument("--table", help="only the table of results that are there")
     args = parser.parse_args()
@@ -136,4 +136,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, measure, summarise, rounds=5)

@@ -146,15 +146,18 @@ fn bytes_and_memory_are_what_the_programs_say() {
         let sent: usize = programs.iter().map(|p| p.sent_bytes()).sum();
         // Where some ranks have no samples of a layer, how many slices they do not send and how long these are is known on average.
         let exactly = p.batch >= p.ranks || !p.strategy.contains("spatial");
-        let is =
-            |found: f64, sent: usize| close(found, sent as f64) || !exactly && (found / sent as f64 - 1.0).abs() < 0.1;
-        assert!(is(found.sent_bytes, sent), "{} {}: {} {sent}", p.network.name, p.strategy, found.sent_bytes);
+        let is = |found: f64, sent: usize, within: f64| {
+            close(found, sent as f64) || !exactly && (found / sent as f64 - 1.0).abs() < within
+        };
+        assert!(is(found.sent_bytes, sent, 0.05), "{} {}: {} {sent}", p.network.name, p.strategy, found.sent_bytes);
         let sends = |p: &Program| {
             let is_send = |op: &&convoy_program::Op| matches!(op.action, convoy_program::Action::Send { .. });
             p.ops.iter().filter(is_send).count()
         };
         let sent: usize = programs.iter().map(sends).sum();
-        assert!(is(found.messages, sent), "{} {}: {} {sent}", p.network.name, p.strategy, found.messages);
+        // A sum of few numbers has few reducers, and whether those are among the ranks with samples is not known: since gradients
+        // travel in buckets, such sums are a larger share of all messages.
+        assert!(is(found.messages, sent, 0.1), "{} {}: {} {sent}", p.network.name, p.strategy, found.messages);
         // What an engine holds: kept buffers, the arena, scratch of each worker.
         let seats = p.machine.seats(p.ranks, None);
         let held = |(program, seat): (&Program, &Seat)| {

@@ -9,8 +9,9 @@
 //! - All consumers that read a halo of a tensor do the same: it has one way back.
 //! - A rank that gathers owns all its gradient: nothing of it is added elsewhere.
 
+use crate::access::outside;
 use crate::holding::Holding;
-use crate::lower::{Builder, outside};
+use crate::lower::Builder;
 use crate::parts::Parts;
 use crate::pieces::without;
 use crate::program::What;

@@ -7,6 +7,7 @@
 //! Knows nothing of how it is run or timed, nor of transport.
 #![forbid(unsafe_code)]
 
+mod access;
 mod bucket;
 mod depend;
 mod gather;
@@ -20,6 +21,7 @@ mod pieces;
 mod prioritise;
 mod program;
 mod reduce;
+mod update;
 
 pub use home::ParameterHome;
 pub use lower::{Division, Halos, Options, lower, lower_ops, plan_memory};

@@ -17,7 +17,7 @@ use crate::program::*;
 use crate::reduce::{Reduction, SumOrder};
 use convoy_kernels::fast::{self, Fast};
 use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
-use convoy_net::{AXES, Axis, Error, LayerId, Network, Region, Role, Shape};
+use convoy_net::{AXES, Axis, Error, LayerId, Network, Region, Shape};
 use convoy_split::{Exchange, Rank, Strategy, reached};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -220,77 +220,6 @@ impl<'a> Builder<'a> {
         if tiles > 0 {
             self.ops.push(Op { action, accesses, after: vec![], tiles, scratch, seconds, remaining: 0.0 });
         }
-    }
-
-    /// What an op touches. What lies inside another buffer is that one's.
-    fn accesses(&self, action: &Action) -> Vec<Access> {
-        let mut accesses = self.named_accesses(action);
-        for access in &mut accesses {
-            if let Some((outer, first)) = self.buffers[access.buffer.0].within {
-                *access =
-                    Access { buffer: outer, region: access.region.shifted([0, 0, 0, 0, first as isize]), ..*access };
-            }
-        }
-        accesses
-    }
-
-    fn named_accesses(&self, action: &Action) -> Vec<Access> {
-        let all = |buffer: BufferId, writes| Access { buffer, region: whole(&self.buffers[buffer.0]), writes };
-        let part = |p: &Part, writes| {
-            let (start, end) = (p.bytes.start as isize, p.bytes.end as isize);
-            // Messages are tensors in a layout of their own, and travel whole.
-            let flat = self.buffers[p.buffer.0].layout.is_none();
-            let region =
-                if flat { Region::flat(0).with(Axis::Width, start, end) } else { whole(&self.buffers[p.buffer.0]) };
-            Access { buffer: p.buffer, region, writes }
-        };
-        match action {
-            Action::Load { target, region } => vec![Access { buffer: *target, region: *region, writes: true }],
-            Action::LoadTarget { target } => vec![all(*target, true)],
-            Action::Compute { subject, geometry, stage, operands } => {
-                operands.iter().map(|(o, b)| self.touched(*subject, geometry, stage, *o, *b)).collect()
-            }
-            Action::Update { stage, operands, .. } => {
-                operands.iter().map(|(o, b)| all(*b, stage.writes.contains(o))).collect()
-            }
-            Action::Fold { partial, sum, .. } => vec![all(*partial, false), all(*sum, true)],
-            Action::Clear { target, keep } => outside(&whole(&self.buffers[target.0]), keep)
-                .into_iter()
-                .map(|region| Access { buffer: *target, region, writes: true })
-                .collect(),
-            Action::Copy { source, target, region, shift, .. } => vec![
-                Access { buffer: *source, region: *region, writes: false },
-                Access { buffer: *target, region: region.shifted(*shift), writes: true },
-            ],
-            Action::Send { from, .. } => vec![part(from, false)],
-            Action::Receive { into, .. } => vec![part(into, true)],
-            Action::Combine { parts, into, .. } => {
-                parts.iter().flatten().map(|p| part(p, false)).chain([part(into, true)]).collect()
-            }
-        }
-    }
-
-    /// The region of an operand that a stage touches.
-    fn touched(&self, subject: Subject, g: &Geometry, stage: &Stage, operand: Operand, buffer: BufferId) -> Access {
-        let all = whole(&self.buffers[buffer.0]);
-        let region = match (operand, subject) {
-            (Operand::Input(i), Subject::Layer(l)) => {
-                self.parts[l.0].read_for(&g.region, self.network, self.shapes, l, i, self.rank.0).intersect(&all)
-            }
-            (Operand::Input(_), _) | (Operand::Output, _) => g.region,
-            // Weights' gradients are summed over this rank's outputs; inputs' need others' too.
-            (Operand::OutputGradient, Subject::Layer(l)) if self.gathers(l, 0) => match &g.input_gradients[0] {
-                Some((_, region)) => {
-                    let inputs = self.network.input_shapes(l, self.shapes);
-                    let kind = &self.network.layers[l.0].kind;
-                    g.region.hull(&reached(kind, &inputs, self.shapes[l.0], 0, region).intersect(&all))
-                }
-                None => g.region,
-            },
-            (Operand::InputGradient(i), _) => g.input_gradients[i].as_ref().expect("bug: an unwanted gradient").1,
-            _ => all,
-        };
-        Access { buffer, region, writes: stage.writes.contains(&operand) }
     }
 
     /// Lays out tensors and says where each layer works.
@@ -608,7 +537,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn make(&mut self, subject: Subject, stage: &Stage, samples: usize) {
+    pub fn make(&mut self, subject: Subject, stage: &Stage, samples: usize) {
         for make in &stage.makes {
             match *make {
                 Make::Internal { number, bytes } => self.buffer(self.internal(subject, number), bytes),
@@ -687,7 +616,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn operand(&mut self, subject: Subject, operand: Operand) -> BufferId {
+    pub fn operand(&mut self, subject: Subject, operand: Operand) -> BufferId {
         let (l, inputs) = match subject {
             Subject::Layer(l) => (l, self.network.layers[l.0].inputs.clone()),
             // The loss reads the network's output where it is owned.
@@ -865,72 +794,6 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Sums parameter gradients over ranks and lets the optimizer have them: those that are whole now, and those of buckets that
-    /// are complete.
-    fn update_all(&mut self, l: LayerId) {
-        if self.is_idle(l) {
-            return;
-        }
-        let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
-        let backward = fast::twin(&self.network.layers[l.0].kind).backward(&geometry);
-        self.leave_out(l, &backward);
-        for (p, parameter) in self.network.parameters(l, self.shapes).iter().enumerate() {
-            let in_bucket = self.buckets.iter().any(|b| b.members.iter().any(|m| (m.0, m.1) == (l, p)));
-            if parameter.role == Role::Trained && !in_bucket {
-                self.update(l, p);
-            }
-        }
-        self.complete_buckets(l);
-    }
-
-    /// The optimizer's step of a parameter.
-    pub fn update(&mut self, l: LayerId, p: usize) {
-        let gradient = self.operand(Subject::Layer(l), Operand::ParameterGradient(p));
-        let (update, subject) = (self.options.update, Subject::Update(l, p));
-        let len = self.buffers[gradient.0].bytes / 4;
-        for stage in update.stages(len) {
-            self.make(subject, &stage, 1);
-            let used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
-            let mut operands: Vec<(Operand, BufferId)> =
-                used.into_iter().map(|o| (o, self.update_operand(l, p, o, len))).collect();
-            operands.sort();
-            operands.dedup();
-            let makes = stage.makes.clone();
-            self.push(Action::Update { layer: l, parameter: p, update, len, stage, operands });
-            for make in &makes {
-                if let Make::Partial { number, strips, columns } = *make {
-                    let sum = self.buffer(What::Sum(subject, number), columns * 8);
-                    let partial = self.found[&What::Partial(subject, number)];
-                    self.push(Action::Fold { partial, sum, samples: 0..1, batch: 1, leaves: 1, strips });
-                    self.sum_over_shares(l, p, sum);
-                }
-            }
-        }
-    }
-
-    /// Adds up what ranks found of their shares of a parameter, each share once.
-    fn sum_over_shares(&mut self, l: LayerId, p: usize, sum: BufferId) {
-        let (parts, inputs) = (&self.parts[l.0], self.network.input_shapes(l, self.shapes));
-        let parameter = &self.network.parameters(l, self.shapes)[p];
-        let range = |region: Region| {
-            let (start, end) = region.range(Axis::Channel);
-            start as usize..end as usize
-        };
-        let share = |q: usize| {
-            let input = parts.read(self.network, self.shapes, l, 0, q);
-            let output = (range(parts.computed[q]), self.shapes[l.0].channels());
-            parameter.share(output, (range(input), inputs[0].channels()))
-        };
-        let ranks = parts.computed.len();
-        let team: Vec<usize> = (0..ranks).filter(|&q| parts.computed[q].size(Axis::Channel) > 0).collect();
-        let shares: Vec<_> = (0..ranks).map(share).collect();
-        let is_first = |q: usize| team.iter().find(|&&r| shares[r] == shares[q]) == Some(&q);
-        let has_part: Vec<bool> = (0..ranks).map(is_first).collect();
-        if has_part.iter().filter(|part| **part).count() > 1 {
-            self.reduce(sum, Number::Double, &team, &has_part, (l.0 as u64) << 12 | 1 << 9 | p as u64);
-        }
-    }
-
     /// By rank, whether it has a part of a parameter's gradient; nothing where the gradient is whole already.
     pub fn gradient_parts(&self, l: LayerId, p: usize, backward: &[Stage]) -> Option<Vec<bool>> {
         let makes_it = |s: &&Stage| s.writes.contains(&Operand::ParameterGradient(p));
@@ -949,15 +812,6 @@ impl<'a> Builder<'a> {
     /// The buffer of a layer's parameter.
     pub fn parameter_buffer(&mut self, l: LayerId, p: usize) -> BufferId {
         self.operand(Subject::Layer(l), Operand::Parameter(p))
-    }
-
-    fn update_operand(&mut self, l: LayerId, p: usize, operand: Operand, len: usize) -> BufferId {
-        match operand {
-            Operand::Parameter(0) => self.operand(Subject::Layer(l), Operand::Parameter(p)),
-            Operand::ParameterGradient(0) => self.operand(Subject::Layer(l), Operand::ParameterGradient(p)),
-            Operand::State(k) => self.buffer_with(What::State(l, p, k), len * 4, Home::Kept, None),
-            other => self.operand(Subject::Update(l, p), other),
-        }
     }
 
     fn finish(mut self) -> Program {
@@ -1040,24 +894,6 @@ fn touches_tensors(stage: &Stage) -> bool {
             Operand::Input(_) | Operand::Output | Operand::OutputGradient | Operand::InputGradient(_) | Operand::Target
         )
     })
-}
-
-/// A region without a box inside it, as boxes.
-pub(crate) fn outside(all: &Region, keep: &Region) -> Vec<Region> {
-    let inner = all.intersect(keep);
-    if inner.is_empty() {
-        return vec![*all];
-    }
-    let mut boxes = vec![];
-    let mut rest = *all;
-    for axis in Axis::ALL {
-        let ((start, end), (a, b)) = (rest.range(axis), inner.range(axis));
-        boxes.push(rest.with(axis, start, a));
-        boxes.push(rest.with(axis, b, end));
-        rest = rest.with(axis, a, b);
-    }
-    boxes.retain(|r| !r.is_empty());
-    boxes
 }
 
 /// A rough guess at one core's time: only the order of ready ops depends on it.

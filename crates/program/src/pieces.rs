@@ -2,7 +2,8 @@
 //!
 //! The interior is computed while halos travel; dependencies follow from what the pieces read.
 
-use crate::lower::{Builder, outside};
+use crate::access::outside;
+use crate::lower::Builder;
 use convoy_kernels::Geometry;
 use convoy_kernels::fast;
 use convoy_net::{Axis, LayerId, Region};
