@@ -71,6 +71,8 @@ def run(command, **more):
 
 def convoy(args, kind, flags, batch, steps, folder, processes=2):
     flags = [word.format(samples=batch * (steps + WARM_UP)) for word in flags]
+    if "--strategy" not in flags:
+        flags += ["--strategy", "data"]
     flags += ["--epochs", "1", "--test-data", "none", "--digest-every", "0", "--checkpoint-every", "0", "--folder", folder, "--json"]
     launch = ["mpirun", "-n", str(processes), "--oversubscribe", "--bind-to", "none"] if kind == "mpi" else []
     found = run([*launch, args.convoy, "train", *flags], **(MPI if kind == "mpi" else {}))

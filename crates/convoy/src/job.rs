@@ -11,11 +11,15 @@ use crate::fields::{TEST_WORDS, WINOGRAD};
 use crate::plan_file;
 use convoy_kernels::Winograd;
 use convoy_net::Loss;
+use convoy_predict::Machine;
 use convoy_program::{Division, Halos, NormOver, ParameterHome, SumOrder};
 use convoy_train::data::{Augment, DataSpec, NpyFiles};
 use convoy_train::{Optimizer, Schedule, text_digest};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+
+/// The strategy that is chosen by prediction.
+pub(crate) const AUTO: &str = "auto";
 
 /// What a person asked for.
 ///
@@ -87,6 +91,8 @@ pub struct ParallelFields {
     /// Threads of each rank.
     pub threads: Option<usize>,
     pub strategy: String,
+    /// What `auto` plans for: a file or a name.
+    pub machine: Option<String>,
     #[serde(with = "NormWords")]
     pub batch_norm: NormOver,
     #[serde(with = "HomeWords")]
@@ -246,6 +252,9 @@ impl Job {
         self.run.folder = whole(&self.run.folder);
         if plan_file::is_one(&self.parallel.strategy) {
             self.parallel.strategy = whole(&PathBuf::from(&self.parallel.strategy)).to_string_lossy().into_owned();
+        }
+        if let Some(file) = self.parallel.machine.as_mut().filter(|name| Machine::shipped(name).is_none()) {
+            *file = whole(&PathBuf::from(&*file)).to_string_lossy().into_owned();
         }
         let specs = std::iter::once(&mut self.data.train).chain(match &mut self.data.test {
             TestData::Of(spec) => Some(spec),

@@ -25,11 +25,13 @@ mod draft;
 mod error;
 pub mod fields;
 mod job;
+mod links;
 pub mod machine;
 mod measured;
 mod plan_file;
 mod ready;
 mod run;
+mod survey;
 mod words;
 mod world;
 

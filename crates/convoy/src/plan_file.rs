@@ -185,7 +185,14 @@ pub fn read(path: &Path, ranks: usize, network: &Network, shapes: &[Shape]) -> R
     parse(&text, path, ranks, network, shapes)
 }
 
-fn parse(text: &str, path: &Path, ranks: usize, network: &Network, shapes: &[Shape]) -> Result<Strategy, Box<Flaw>> {
+/// The same of a file's text.
+pub fn parse(
+    text: &str,
+    path: &Path,
+    ranks: usize,
+    network: &Network,
+    shapes: &[Shape],
+) -> Result<Strategy, Box<Flaw>> {
     let form = |cause: String| Box::new(Flaw::Form { path: path.into(), cause });
     let file: File = serde_json::from_str(text).map_err(|error| form(error.to_string()))?;
     if file.format != FORMAT {

@@ -3,15 +3,16 @@
 //!
 //! [`Ready::new`] finds all that does not fit, not only the first; the job it keeps has every field filled in.
 
-use crate::auto;
+use crate::auto::{self, Auto};
 use crate::error::{Error, Errors, TargetShapes};
-use crate::job::{Job, Normalisation, TestData};
+use crate::job::{AUTO, Job, Normalisation, TestData};
 use crate::machine;
 use crate::plan_file;
-use crate::run;
 use crate::words::{Sizes, bytes, count, size};
+use crate::world::World;
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Kind, Loss, Network, Shape};
+use convoy_predict::Machine;
 use convoy_split::Strategy;
 use convoy_train::data::{self, Augment, DataError, DataSpec, Dataset, Invented, Normalise, OpenOptions, Split};
 use convoy_train::state::wanted;
@@ -30,15 +31,22 @@ pub struct Ready {
     pub normalise: Option<Normalise>,
     /// What the job's file of weights holds, in the network's order.
     pub weights: Option<Weights>,
-    /// Why this strategy, where the job left it to us.
+    /// Why this strategy, where the job left it to us and there was a choice.
     pub why: Option<String>,
+    /// What it was predicted by, then.
+    pub machine: Option<Machine>,
 }
 
 impl Ready {
     /// Makes everything a job needs, or tells all that is wrong.
     pub fn new(job: &Job) -> Result<Ready, Errors> {
+        Ready::new_in(&World::default(), job)
+    }
+
+    /// The same where this process may be one rank of several.
+    pub fn new_in(world: &World, job: &Job) -> Result<Ready, Errors> {
         match network(job) {
-            Ok(network) => Ready::with_network(job, network),
+            Ok(network) => Ready::with_network(world, job, network),
             Err(Errors(mut errors)) => {
                 let told: Vec<String> = errors.iter().map(Error::to_string).collect();
                 errors.extend(apart(job).into_iter().filter(|error| !told.contains(&error.to_string())));
@@ -48,35 +56,31 @@ impl Ready {
     }
 
     /// The same with a network that is there already.
-    pub fn with_network(job: &Job, network: Network) -> Result<Ready, Errors> {
+    pub fn with_network(world: &World, job: &Job, network: Network) -> Result<Ready, Errors> {
         let mut errors = vec![];
         let shapes = network.shapes(job.train.batch).map_err(|error| Error::at("train.batch", error))?;
         let ranks = job.parallel.ranks;
-        let auto = match job.parallel.strategy.as_str() {
-            "auto" => Some(auto::choose(job, &network)?),
-            _ => None,
+        let strategy = match job.parallel.strategy.as_str() {
+            AUTO => None,
+            words => note(&mut errors, "parallel.strategy", plan_file::strategy(words, ranks, &network, &shapes)),
         };
-        let strategy = match &auto {
-            Some(auto) => Ok(auto.strategy.clone()),
-            None => plan_file::strategy(&job.parallel.strategy, ranks, &network, &shapes),
-        };
-        let strategy = note(&mut errors, "parallel.strategy", strategy);
         let weights = job.train.weights.as_deref().map(|path| read_weights(path, &network));
         let weights = weights.and_then(|weights| note(&mut errors, "train.weights", weights));
         let (train, test) = data_of(job, &network, &mut errors)?;
         note(&mut errors, "run.folder", check_folder(&job.run.folder));
-        let (Some(train), Some(strategy), true) = (train, strategy, errors.is_empty()) else {
+        let (Some(train), true) = (train, errors.is_empty()) else {
             return Err(Errors(errors));
+        };
+        // Last: it takes a while.
+        let Auto { strategy, reason } = match strategy {
+            Some(strategy) => Auto { strategy, reason: None },
+            None => auto::choose(world, job, &network)?,
         };
         let threads = job.parallel.threads.unwrap_or((machine::cores() / ranks).max(1));
         let normalise = normalise(job, &*train, (threads * ranks).min(machine::cores()))?;
-        let mut job = resolved(job, &network, threads, normalise.as_ref())?;
-        // A run goes on with what was chosen when it began.
-        auto.iter().for_each(|auto| {
-            job.parallel.strategy = if auto.uniform { strategy.name.clone() } else { run::PLAN.into() };
-        });
-        let why = auto.map(|auto| auto.why);
-        Ok(Ready { job, network, strategy, train, test, normalise, weights, why })
+        let job = resolved(job, &network, threads, normalise.as_ref())?;
+        let (machine, why) = reason.unzip();
+        Ok(Ready { job, network, strategy, train, test, normalise, weights, why, machine })
     }
 
     /// Steps of an epoch; the last one may be smaller.
@@ -98,7 +102,7 @@ impl Ready {
     }
 
     /// Whether every rank keeps to the memory it was given; where not, what would.
-    fn check_budget(&self, planned: &[u64]) -> Result<(), Error> {
+    pub(crate) fn check_budget(&self, planned: &[u64]) -> Result<(), Error> {
         let Some(text) = &self.job.parallel.memory else { return Ok(()) };
         let budget = size(text).map_err(|flaw| Error::at("parallel.memory", flaw))?;
         let most = |planned: &[u64]| planned.iter().copied().max().unwrap_or(0);

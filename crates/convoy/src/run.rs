@@ -2,7 +2,7 @@
 
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
-use crate::job::{Job, TestData};
+use crate::job::{AUTO, Job, ParallelFields, TestData};
 use crate::measured;
 use crate::plan_file;
 use crate::ready::{self, Ready};
@@ -46,7 +46,7 @@ impl Run {
 
     /// The same where this process may be one rank of several.
     pub fn new_in(world: &World, job: &Job) -> Result<Run, Errors> {
-        let ready = Ready::new(&world.fit(job)?)?;
+        let ready = Ready::new_in(world, &world.fit(job)?)?;
         let planned_bytes = world.planned_bytes(&ready)?;
         let name = ready.job.run.name.as_deref().unwrap_or_default();
         let folder = world.folder(|| Ok(RunFolder::create(&ready.job.run.folder, name)?))?;
@@ -67,17 +67,21 @@ impl Run {
         let before = draft.job()?;
         change(&mut draft);
         let mut job = world.fit(&draft.job()?).map_err(|error| draft.located(error.into()))?;
-        if plan_file::is_one(&job.parallel.strategy) && job.parallel.strategy == before.parallel.strategy {
-            // The folder may have been moved.
+        let words = job.parallel.strategy.clone();
+        if words == before.parallel.strategy && (plan_file::is_one(&words) || is_planned_for(&before, &job)) {
+            // The folder may have been moved; what was chosen when the run began stays.
             job.parallel.strategy = folder.path().join(PLAN).to_string_lossy().into_owned();
         }
         let found = folder.checkpoints(job.run.keep).newest().map_err(Error::from)?;
         // Its weights are in the checkpoint; the file that it once started from may be gone.
         let mut going_on = job.clone();
         let weights = going_on.train.weights.take();
-        let ready = Ready::with_network(&going_on, network_of(&folder, &job)?);
+        let ready = Ready::with_network(world, &going_on, network_of(&folder, &job)?);
         let mut ready = ready.map_err(|errors| draft.located(errors))?;
         ready.job.train.weights = weights;
+        if words == AUTO {
+            ready.job.parallel.strategy = words;
+        }
         let (checkpoint, steps) = (found.checkpoint, ready.steps());
         if ready.digest()? != checkpoint.job_digest {
             let what = changes(&before, &job);
@@ -197,6 +201,15 @@ pub fn weights_of(folder: &RunFolder, network: &Network) -> Result<Weights, Erro
         return Err(Error::NoModel { run: folder.path().into() });
     }
     Ok(ready::read_weights(&path, network)?)
+}
+
+/// Whether the plan that was chosen for a job is for another one, too.
+fn is_planned_for(before: &Job, now: &Job) -> bool {
+    let asked = |job: &Job| {
+        let ParallelFields { ranks, memory, machine, home, batch_norm, exact, .. } = job.parallel.clone();
+        (job.parallel.strategy == AUTO, ranks, memory, machine, home, batch_norm, exact)
+    };
+    asked(before) == asked(now) && now.parallel.strategy == AUTO
 }
 
 /// What of a job is not as before: the fields by name, or what is outside of it.

@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Errors};
 use crate::job::Job;
+use crate::links::hosts;
 use crate::machine;
 use crate::ready::{self, Ready};
 use convoy_comm::{Communicator, Launch, Leave, Team, all_gather, broadcast, gather};
@@ -69,6 +70,26 @@ impl World {
         self.communicator.as_ref().map(|communicator| communicator.size())
     }
 
+    /// This process' handle to the others, where it is one rank of several.
+    pub(crate) fn communicator(&self) -> Option<&Communicator> {
+        self.communicator.as_deref()
+    }
+
+    /// Ranks of a job on each computer, on that which has most.
+    pub(crate) fn ranks_per_node(&self, ranks: usize) -> usize {
+        let most = |communicator: &Communicator| hosts(communicator).iter().map(Vec::len).max();
+        self.communicator().and_then(most).unwrap_or(ranks)
+    }
+
+    /// What rank 0 says, on all ranks.
+    pub(crate) fn told(&self, own: Option<Vec<u8>>) -> Result<Vec<u8>, Error> {
+        let mut bytes = own.unwrap_or_default();
+        if let Some(communicator) = &self.communicator {
+            broadcast(communicator, &Team::all(communicator), 0, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
     /// The job as it can be done here: with as many ranks as there are processes, and threads for those that share a computer.
     pub(crate) fn fit(&self, job: &Job) -> Result<Job, Error> {
         let mut job = job.clone();
@@ -80,13 +101,6 @@ impl World {
                  help: mpirun -n {ranks}; or leave it out, it follows from mpirun"
             );
             return Err(Error::at("parallel.ranks", flaw));
-        }
-        // Each process would measure its own computer, and choose for itself.
-        if job.parallel.strategy == "auto" {
-            let flaw = format!(
-                "ranks that are processes must be told\n  help: `convoy plan --ranks {ranks}` says which is best"
-            );
-            return Err(Error::at("parallel.strategy", flaw));
         }
         if job.parallel.threads.is_none() {
             job.parallel.threads = Some(threads(communicator)?);
@@ -100,6 +114,7 @@ impl World {
         let own = ready.setup()?.planned_bytes_of(communicator.rank())?;
         let all = all_gather(communicator, &Team::all(communicator), &own.to_le_bytes())?;
         let planned: Vec<u64> = all.iter().map(|bytes| number(bytes)).collect();
+        ready.check_budget(&planned)?;
         let here = neighbours(communicator).map(|rank| planned[rank]).sum();
         ready::check_memory(ready.job.train.batch, here)?;
         Ok(planned)
@@ -107,10 +122,11 @@ impl World {
 
     /// The folder that rank 0 makes.
     pub(crate) fn folder(&self, make: impl FnOnce() -> Result<RunFolder, Error>) -> Result<RunFolder, Error> {
-        let Some(communicator) = &self.communicator else { return make() };
+        if self.communicator.is_none() {
+            return make();
+        }
         let made = if self.is_first() { Some(make()?) } else { None };
-        let mut path = made.as_ref().map_or(vec![], |folder| folder.path().as_os_str().as_encoded_bytes().to_vec());
-        broadcast(communicator, &Team::all(communicator), 0, &mut path)?;
+        let path = self.told(made.as_ref().map(|folder| folder.path().as_os_str().as_encoded_bytes().to_vec()))?;
         Ok(made.unwrap_or_else(|| RunFolder::of_another(PathBuf::from(String::from_utf8_lossy(&path).as_ref()))))
     }
 
@@ -154,12 +170,20 @@ fn neighbours(communicator: &Communicator) -> impl Iterator<Item = usize> {
 
 /// Threads for each rank of this computer: the cores that any of them may use, divided by them.
 fn threads(communicator: &Communicator) -> Result<usize, Error> {
+    let (hosts, cores) = (hosts(communicator), cores_by_host(communicator)?);
+    let here = hosts.iter().position(|ranks| ranks.contains(&communicator.rank())).expect("bug: a rank without a host");
+    Ok((cores[here] / hosts[here].len()).clamp(1, machine::cores().max(1)))
+}
+
+/// By computer: the cores that any of its ranks may use; told to all ranks.
+pub(crate) fn cores_by_host(communicator: &Communicator) -> Result<Vec<usize>, Error> {
     let own: Vec<u8> = machine::allowed_cores().iter().flat_map(|core| (*core as u64).to_le_bytes()).collect();
     let all = all_gather(communicator, &Team::all(communicator), &own)?;
-    let ranks: Vec<usize> = neighbours(communicator).collect();
-    let cores: BTreeSet<&[u8]> = ranks.iter().flat_map(|&rank| all[rank].chunks(8)).collect();
-    let cores = if cores.is_empty() { machine::cores() } else { cores.len() };
-    Ok((cores / ranks.len()).clamp(1, machine::cores().max(1)))
+    let cores = |ranks: &Vec<usize>| {
+        let cores: BTreeSet<&[u8]> = ranks.iter().flat_map(|&rank| all[rank].chunks(8)).collect();
+        if cores.is_empty() { machine::cores() } else { cores.len() }
+    };
+    Ok(hosts(communicator).iter().map(cores).collect())
 }
 
 /// Ends all ranks; one tells why.

@@ -39,7 +39,7 @@ fn the_loss_falls_on_digits() {
 #[test]
 fn the_json_object_has_all_fields() {
     let place = Place::new();
-    let object = place.json(&format!("train {SMALL} --steps 3 --ranks 2 --threads 1 --name my/run"));
+    let object = place.json(&format!("train {SMALL} --steps 3 --ranks 2 --strategy data --threads 1 --name my/run"));
     assert_eq!(object["ranks"], 2);
     assert_eq!(object["threads"], 1);
     assert_eq!(object["steps"], 3);
@@ -73,7 +73,7 @@ fn threads_and_repetition_change_no_bit() {
     assert_eq!(one, digest("--threads 1"));
     assert_eq!(one, digest("--threads 2 --loaders 2"));
     assert_eq!(one, digest("--threads 3"));
-    assert_eq!(one, digest("--ranks 2 --threads 1"));
+    assert_eq!(one, digest("--ranks 2 --strategy data --threads 1"));
     assert_ne!(one, digest("--seed 2"));
 }
 

@@ -198,17 +198,68 @@ fn calibrations_are_kept_used_and_told_when_they_are_old() {
     assert!(ran.err.contains("help: convoy calibrate"), "{}", ran.err);
 }
 
+/// A small network that any computer has memory for.
+const SMALL: &str = "train --data synthetic:1x28x28:32 --test-data none --batch 8 --steps 1 --threads 1";
+
 #[test]
-fn auto_chooses_a_strategy_and_keeps_it() {
+fn auto_is_the_default_and_its_choice_stays() {
     let place = Place::new();
-    let words = "train --data synthetic:1x28x28:32 --test-data none --batch 8 --steps 1 --strategy auto --threads 1";
-    let one = place.good(&format!("{words} --ranks 1"));
-    assert!(one.contains("strategy data:1 chosen: one rank needs no plan"), "{one}");
-    let two = place.json(&format!("{words} --ranks 2"));
-    let chosen = two["strategy"].as_str().unwrap();
-    let plan = std::fs::read_to_string(format!("{}/plan.json", two["run"].as_str().unwrap())).unwrap();
-    assert!(plan.contains(&format!("\"strategy\": \"{chosen}\"")), "{chosen}: {plan}");
-    // A run goes on with what was chosen when it began.
-    let more = place.json(&format!("train --resume {} --steps 2", two["run"].as_str().unwrap()));
-    assert_eq!(more["strategy"], two["strategy"]);
+    let with_cache = |words: &str| {
+        let mut command = place.command(words);
+        command.env("XDG_CACHE_HOME", place.path().join("cache"));
+        program::finish(&mut command)
+    };
+    // One rank: nothing to choose, nothing to say.
+    let one = with_cache(SMALL);
+    assert!(one.err.is_empty() && !one.out.contains("chosen"), "{one:?}");
+    // Nothing is known of this computer: some seconds of measuring, which are told.
+    let ran = with_cache(&format!("{SMALL} --ranks 2 --json"));
+    assert!(ran.err.starts_with("no calibration of this computer: measures for up to 4 s; "), "{ran:?}");
+    for words in
+        [" chosen: ", "ms a step and", "a rank predicted by what was measured just now, limited", "weights will "]
+    {
+        assert!(ran.out.contains(words), "{words}: {ran:?}");
+    }
+    let two: serde_json::Value = serde_json::from_str(ran.out.lines().last().unwrap()).unwrap();
+    let (chosen, run) = (two["strategy"].as_str().unwrap(), two["run"].as_str().unwrap());
+    let read = |name: &str| std::fs::read_to_string(format!("{run}/{name}")).unwrap();
+    assert!(read("plan.json").contains(&format!("\"strategy\": \"{chosen}\"")), "{chosen}");
+    assert!(read("job.toml").contains("strategy = \"auto\""), "what was asked for");
+    // A run goes on with what was chosen when it began, without a word; on other ranks with another plan.
+    let more = with_cache(&format!("train --resume {run} --steps 2 --json"));
+    assert!(more.err.is_empty() && !more.out.contains("chosen"), "{more:?}");
+    assert!(more.out.contains(&format!("\"strategy\":\"{chosen}\"")), "{more:?}");
+    let three = place.json(&format!("train --resume {run} --steps 3 --ranks 3 --machine cpu-10g"));
+    assert_eq!((three["ranks"].as_u64(), three["steps"].as_u64()), (Some(3), Some(3)));
+}
+
+#[test]
+fn auto_plans_for_the_machine_and_the_memory_that_the_job_names() {
+    let place = Place::new();
+    let two = format!("{SMALL} --ranks 2 --machine cpu-10g");
+    let out = place.good(&two);
+    assert!(out.contains(" a rank predicted by the machine cpu-10g, limited by "), "{out}");
+    // What is chosen is what `plan` puts first, or keeps the bits and is as good as that; the memory predicted is what is held.
+    let plan = place.json("plan lenet --batch 8 --ranks 2 --machine cpu-10g --ranks-per-node 2 --threads 1");
+    let ran = place.json(&two);
+    let mut candidates = plan["candidates"].as_array().unwrap().iter().filter(|c| c["ranks"] == 2);
+    let best = candidates.clone().next().unwrap()["step_seconds"].as_f64().unwrap();
+    let first = candidates.find(|c| c["strategy"] == ran["strategy"]).unwrap();
+    let seconds = first["step_seconds"].as_f64().unwrap();
+    assert!(seconds == best || seconds < 1.03 * best && ran["strategy"] == "data:2", "{seconds} of {best}");
+    let planned = ran["planned_bytes"].as_array().unwrap().iter().map(|b| b.as_u64().unwrap()).max();
+    assert_eq!(planned, first["memory_bytes"].as_u64());
+    let least = plan["candidates"].as_array().unwrap().iter().filter(|c| c["ranks"] == 2);
+    let least = least.map(|c| c["memory_bytes"].as_u64().unwrap()).min().unwrap();
+    let tight = place.json(&format!("{two} --memory {least}"));
+    let held = tight["planned_bytes"].as_array().unwrap().iter().map(|b| b.as_u64().unwrap()).max().unwrap();
+    assert!(held <= least, "{held} of {least}");
+    let said = place.bad(&format!("{two} --memory 1MiB"));
+    assert!(said.starts_with("error: --memory: no strategy for 2 ranks fits 1.0 MiB a rank\n  help: `"), "{said}");
+    check(
+        &place,
+        &format!("{SMALL} --ranks 2 --machine abcd"),
+        "error: --machine: unknown machine `abcd`\n  help: did you mean `abci`? Else one of v100-cluster, abci, cpu-10g, or a \
+         file",
+    );
 }

@@ -19,6 +19,7 @@ pub struct Prices<'a> {
     seats: Vec<Seat>,
     core_flops: f64,
     core_bandwidth: f64,
+    add_bandwidth: f64,
     threads: f64,
     /// By layer and shares of its parameters: seconds of its sums over ranks.
     sums: Vec<BTreeMap<usize, f64>>,
@@ -41,6 +42,7 @@ impl<'a> Prices<'a> {
             wanted: asked.network.wanted_gradients(shapes),
             core_flops: slowest(&|s| groups[s.group].core_flops),
             core_bandwidth: slowest(&bandwidth),
+            add_bandwidth: slowest(&|s| bandwidth(s).min(groups[s.group].add_bandwidth)),
             threads: slowest(&threads),
             seats,
             sums: vec![],
@@ -58,7 +60,7 @@ impl<'a> Prices<'a> {
         let parameters = self.asked.network.parameters(layer, self.shapes).into_iter();
         let each = parameters.filter(|p| p.role == Role::Trained).map(|p| {
             let bytes = p.len().div_ceil(shares) * 4;
-            let sum = Sum { bytes, element_bytes: 4, bandwidth: self.core_bandwidth };
+            let sum = Sum { bytes, element_bytes: 4, bandwidth: self.add_bandwidth };
             sum.seconds(self.asked.machine, &nodes, self.asked.collectives).0
         });
         if nodes.len() > 1 { each.sum() } else { 0.0 }

@@ -34,6 +34,8 @@ pub struct Machine {
     pub table: Table,
     /// The kernels that it was measured with; none where it was not.
     pub kernels: Option<String>,
+    /// What its levels were measured with: threads or mpi; none where they were not.
+    pub transport: Option<String>,
 }
 
 /// Equal nodes.
@@ -52,6 +54,8 @@ pub struct Nodes {
     pub core_bandwidth: f64,
     /// Bytes a second that all cores of a node read and write together.
     pub node_bandwidth: f64,
+    /// Bytes a second that one core reads and writes while it adds up what other ranks sent.
+    pub add_bandwidth: f64,
     /// Seconds to begin a piece of work.
     pub tile_seconds: f64,
 }
@@ -123,7 +127,8 @@ impl Machine {
     /// One computer.
     pub fn single(name: &str, nodes: Nodes, level: Level) -> Machine {
         let (about, table) = (String::new(), Table::default());
-        Machine { name: name.into(), about, groups: vec![nodes], levels: vec![level], table, kernels: None }
+        let (groups, levels) = (vec![nodes], vec![level]);
+        Machine { name: name.into(), about, groups, levels, table, kernels: None, transport: None }
     }
 
     /// Nodes in all.
@@ -173,7 +178,7 @@ impl Machine {
         let table: toml::Table =
             text.parse().map_err(|e: toml::de::Error| Error::Toml { message: e.to_string().trim_end().into() })?;
         let top = Reader { place: Place::Top, table: &table };
-        top.only(&["name", "about", "kernels", "nodes", "levels", "tiles"])?;
+        top.only(&["name", "about", "kernels", "transport", "nodes", "levels", "tiles"])?;
         let groups = top.entries("nodes")?.iter().map(nodes).collect::<Result<Vec<Nodes>, Error>>()?;
         let all = groups.iter().map(|g| g.count).sum();
         let entries = top.entries("levels")?;
@@ -192,9 +197,10 @@ impl Machine {
         }
         let tiles = if table.contains_key("tiles") { top.entries("tiles")? } else { vec![] };
         let entries = tiles.iter().map(tile).collect::<Result<Vec<Entry>, Error>>()?;
-        let kernels = table.contains_key("kernels").then(|| top.text("kernels")).transpose()?;
+        let optional = |name: &'static str| table.contains_key(name).then(|| top.text(name)).transpose();
+        let (kernels, transport) = (optional("kernels")?, optional("transport")?);
         let (name, about) = (top.text("name")?, top.text_or("about", "")?);
-        Ok(Machine { name, about, groups, levels, table: Table { entries }, kernels })
+        Ok(Machine { name, about, groups, levels, table: Table { entries }, kernels, transport })
     }
 
     /// The same as a file.
@@ -206,11 +212,14 @@ impl Machine {
         if let Some(kernels) = &self.kernels {
             let _ = writeln!(text, "kernels = {kernels:?}");
         }
+        if let Some(transport) = &self.transport {
+            let _ = writeln!(text, "transport = {transport:?}");
+        }
         for g in &self.groups {
             let _ = write!(
                 text,
                 "\n[[nodes]]\ncount = {}\ncores = {}\nranks = {}\nmemory_bytes = {:e}\ncore_flops = {:e}\n\
-                 core_bandwidth = {:e}\nnode_bandwidth = {:e}\ntile_seconds = {:e}\n",
+                 core_bandwidth = {:e}\nnode_bandwidth = {:e}\nadd_bandwidth = {:e}\ntile_seconds = {:e}\n",
                 g.count,
                 g.cores,
                 g.ranks,
@@ -218,6 +227,7 @@ impl Machine {
                 g.core_flops,
                 g.core_bandwidth,
                 g.node_bandwidth,
+                g.add_bandwidth,
                 g.tile_seconds
             );
         }
@@ -248,16 +258,19 @@ fn nodes(reader: &Reader) -> Result<Nodes, Error> {
         "core_flops",
         "core_bandwidth",
         "node_bandwidth",
+        "add_bandwidth",
         "tile_seconds",
     ])?;
+    let core_bandwidth = reader.number("core_bandwidth", None, 1e6, 1e16)?;
     Ok(Nodes {
         count: reader.whole("count", Some(1), 10_000_000)?,
         cores: reader.whole("cores", None, 65536)?,
         ranks: reader.whole("ranks", Some(1), 65536)?,
         memory_bytes: reader.number("memory_bytes", None, 1e6, 1e18)?,
         core_flops: reader.number("core_flops", None, 1e6, 1e18)?,
-        core_bandwidth: reader.number("core_bandwidth", None, 1e6, 1e16)?,
+        core_bandwidth,
         node_bandwidth: reader.number("node_bandwidth", None, 1e6, 1e18)?,
+        add_bandwidth: reader.number("add_bandwidth", Some(core_bandwidth), 1e6, 1e16)?,
         tile_seconds: reader.number("tile_seconds", Some(0.0), 0.0, 1.0)?,
     })
 }
@@ -380,6 +393,8 @@ mod tests {
         // A measured one, too.
         let mut machine = Machine::shipped("cpu-10g").unwrap();
         machine.kernels = Some("k 1".into());
+        machine.transport = Some("mpi".into());
+        machine.groups[0].add_bandwidth = 3e9;
         machine.table.entries = vec![Entry { family: "f".into(), size: [1.0, 2.5, 0.0, 4.0], ratio: 1.75 }];
         assert_eq!(Machine::from_toml(&machine.to_toml()).as_ref(), Ok(&machine));
     }

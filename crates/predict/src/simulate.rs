@@ -258,7 +258,8 @@ impl<'a> Scene<'a> {
         let groups = if team.global { 0..self.job.folded.groups } else { group..group + 1 };
         let ranks = groups.flat_map(|g| team.positions.iter().map(move |q| g * period + q));
         let nodes: Vec<usize> = ranks.map(|r| self.seats[r].node).collect();
-        let bandwidth = self.actors.iter().map(|a| self.core_bandwidth(a)).fold(f64::INFINITY, f64::min);
+        let adds = |a: &Actor| self.core_bandwidth(a).min(self.question.machine.groups[a.seat.group].add_bandwidth);
+        let bandwidth = self.actors.iter().map(adds).fold(f64::INFINITY, f64::min);
         let sum = Sum { bytes: team.bytes, element_bytes: team.element_bytes, bandwidth };
         sum.seconds(self.question.machine, &nodes, self.question.collectives)
     }

@@ -1,41 +1,34 @@
-//! `convoy calibrate`: measures this computer once, so that predictions are about it.
-//!
-//! Measures single layers, op by op, on one core: never a step of a network that somebody trains. What a machine can do at most
-//! comes from loops of nothing but multiply-adds and of nothing but copies.
+//! `convoy calibrate`: measures this computer once, so that predictions are about it; under mpirun all computers of a job, and
+//! messages between its processes.
 
 use super::{json_argument, path, path_argument, say};
-use crate::calibration::{self, kernels_version};
+use crate::calibration;
 use crate::error::{Error, Errors};
-use crate::machine;
+use crate::links::Transport;
+use crate::survey;
 use crate::words::{count, seconds};
+use crate::world::World;
 use clap::{Arg, ArgMatches, Command};
-use convoy_engine::{Batch, Engine, Settings};
-use convoy_kernels::{Mode, Moment, Update, Winograd, fma_peak_gflops, memory_gbytes};
-use convoy_net::layers::{Convolution, FullyConnected, GlobalAveragePool};
+use convoy_net::Network;
 use convoy_net::zoo::{self, ModelOptions};
-use convoy_net::{Kind, LayerId, Network, Shape};
-use convoy_predict::{Entry, Level, Machine, Nodes, Table, ask, roofline_seconds};
-use convoy_program::{Options, lower};
-use convoy_split::{Rank, Strategy};
-use convoy_train::state;
+use convoy_predict::{Level, Machine};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
-use std::collections::BTreeMap;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// Networks whose layers are measured; others are interpolated between them.
 const NETWORKS: [&str; 6] = ["resnet18-cifar", "resnet50", "vgg16", "alexnet", "unet", "lenet"];
 /// Samples with which each layer is measured.
 const SAMPLES: [usize; 2] = [1, 4];
-/// Steps that count, after one that does not.
-const STEPS: usize = 5;
 
 pub fn definition() -> Command {
     Command::new("calibrate")
-        .about("Measure this computer once: layers' tiles, memory, messages between threads")
+        .about("Measure this computer once: layers' tiles, memory, messages and sums between ranks")
         .after_help(
             "Keeps what it finds under the user's cache folder, where simulate, plan and train look for it. Layers are those of\n\
-             resnet18-cifar, resnet50, vgg16, alexnet, unet and lenet, each alone on one core; others are interpolated.",
+             resnet18-cifar, resnet50, vgg16, alexnet, unet and lenet, each alone on one core; others are interpolated. Under\n\
+             mpirun every process is a rank: messages go between them, inside a computer and between computers, and what is\n\
+             found is kept for trainings under mpirun.",
         )
         .arg(
             Arg::new("seconds")
@@ -44,221 +37,108 @@ pub fn definition() -> Command {
                 .default_value("120")
                 .help("how long it may take; what is not measured by then is interpolated"),
         )
+        .arg(Arg::new("ranks").long("ranks").value_name("N").help("ranks that send and add up [default: 2; under mpirun: its processes]"))
         .arg(path_argument("out").long("out").value_name("FILE").help("where to keep it [default: the user's cache folder]"))
         .arg(json_argument())
 }
 
-pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
+pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
+    World::enter(|world| calibrate(matches, world).map(|()| 0))
+}
+
+fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {
     let limit = super::question::whole(matches, "seconds", 86_400)?.expect("bug: it has a default");
+    let asked = super::question::whole(matches, "ranks", 256)?;
     let began = Instant::now();
-    let mut machine = this_computer();
-    let probes = probes();
-    let bar = ProgressBar::new(probes.len() as u64 * SAMPLES.len() as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} layers, {elapsed}").expect("bug: a template"));
-    let mut found: BTreeMap<String, Vec<(Entry, f64)>> = BTreeMap::new();
-    let mut measured = 0u64;
-    for samples in SAMPLES {
-        for probe in &probes {
-            bar.inc(1);
-            if measured > 0 && began.elapsed() > Duration::from_secs(limit as u64) {
-                continue;
+    let (mut machine, ranks) = match world.communicator().filter(|c| c.size() > 1) {
+        None => (survey::this_computer(asked.unwrap_or(2))?, asked.unwrap_or(2).max(2)),
+        Some(communicator) => {
+            let processes = communicator.size();
+            if let Some(ranks) = asked.filter(|&ranks| ranks != processes) {
+                let flaw = format!("{ranks} ranks, but there are {processes} processes, each one rank");
+                return Err(Error::flag("ranks", flaw).into());
             }
-            measured += 1;
-            for entry in measure(probe, samples, &machine.groups[0])? {
-                let key = format!("{} {:?}", entry.family, entry.size);
-                found.entry(key).or_default().push((entry.clone(), entry.ratio));
-            }
+            (survey::computers(communicator)?, processes)
         }
+    };
+    // Tiles are the same on all ranks: the first measures, the others wait.
+    if !world.is_first() {
+        return Ok(());
     }
+    let networks = NETWORKS.iter().filter_map(|name| zoo::model(name, ModelOptions::default()).ok());
+    let probes = survey::probes(&networks.map(|network| network.fused()).collect::<Vec<Network>>());
+    let layers = probes.len() * SAMPLES.len();
+    let bar = ProgressBar::new(layers as u64);
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} layers, {elapsed}").expect("bug: a template"));
+    let left = Duration::from_secs(limit as u64).saturating_sub(began.elapsed());
+    let (table, measured) = survey::tiles(&probes, &SAMPLES, &machine.groups[0], left, || bar.inc(1))?;
     bar.finish_and_clear();
-    machine.table = Table { entries: found.into_values().map(undisturbed).collect() };
+    machine.table = table;
+    let transport = if world.ranks().is_some_and(|ranks| ranks > 1) { Transport::Mpi } else { Transport::Threads };
     let path = match path(matches, "out") {
         Some(path) => path.to_path_buf(),
-        None => calibration::path().ok_or_else(|| Error::Usage("no cache folder\n  help: --out FILE".into()))?,
+        None => {
+            calibration::path(transport).ok_or_else(|| Error::Usage("no cache folder\n  help: --out FILE".into()))?
+        }
     };
     calibration::write(&machine, &path)?;
-    let nodes = &machine.groups[0];
-    say(&format!(
-        "{}: {}, {:.1} GFLOP/s and {:.1} GB/s a core, {:.1} GB/s together; messages {:.1} us and {:.1} GB/s; {} of {} layers in {}",
-        machine.name,
-        count(nodes.cores as u64, "core"),
-        nodes.core_flops / 1e9,
-        nodes.core_bandwidth / 1e9,
-        nodes.node_bandwidth / 1e9,
-        machine.levels[0].latency_seconds * 1e6,
-        machine.levels[0].bandwidth / 1e9,
-        measured,
-        probes.len() * SAMPLES.len(),
-        seconds(began.elapsed().as_secs_f64()),
-    ))?;
-    say(&format!("kept in {}", path.display()))?;
+    let took = began.elapsed().as_secs_f64();
+    say(&about(&machine, ranks))?;
+    say(&format!("{measured} of {layers} layers in {}; kept in {}", seconds(took), path.display()))?;
     if matches.get_flag("json") {
-        let object = json!({
-            "machine": machine.name,
-            "cores": nodes.cores,
-            "core_flops": nodes.core_flops,
-            "core_bandwidth": nodes.core_bandwidth,
-            "node_bandwidth": nodes.node_bandwidth,
-            "latency_seconds": machine.levels[0].latency_seconds,
-            "bandwidth": machine.levels[0].bandwidth,
-            "tiles": machine.table.entries.len(),
-            "seconds": began.elapsed().as_secs_f64(),
-            "file": path,
-        });
+        let mut object = object(&machine, ranks);
+        object["seconds"] = json!(took);
+        object["file"] = json!(path);
         say(&object.to_string())?;
     }
     Ok(())
 }
 
-/// This computer as loops of nothing but one thing see it.
-pub fn this_computer() -> Machine {
-    let cores = machine::cores();
-    let core_bandwidth = memory_gbytes(1) * 1e9;
-    let (latency_seconds, bandwidth) = messages();
-    let nodes = Nodes {
-        count: 1,
-        cores,
-        ranks: 1,
-        memory_bytes: machine::available_bytes().unwrap_or(1 << 30) as f64,
-        core_flops: fma_peak_gflops(1) * 1e9,
-        core_bandwidth,
-        node_bandwidth: (memory_gbytes(cores) * 1e9).max(core_bandwidth),
-        tile_seconds: 1e-6,
+/// What was found of computers and links.
+fn about(machine: &Machine, ranks: usize) -> String {
+    let nodes = &machine.groups[0];
+    let others = match machine.nodes() {
+        1 => String::new(),
+        all => format!(", the first of {}", count(all as u64, "computer")),
     };
-    let level = Level {
-        name: "threads".into(),
-        nodes: 1,
-        latency_seconds,
-        bandwidth,
-        message_seconds: 1e-6,
-        links: None,
-        by_cores: true,
+    let level = |l: &Level| {
+        let (latency, each) = (1e6 * l.latency_seconds, 1e6 * l.message_seconds);
+        format!("{}: {latency:.1} us, {each:.1} us of work a message, {:.2} GB/s", l.name, l.bandwidth / 1e9)
     };
-    let mut machine = Machine::single(&machine::name(), nodes, level);
-    machine.kernels = Some(kernels_version());
-    machine
+    let levels: Vec<String> = machine.levels.iter().map(level).collect();
+    format!(
+        "{}: {}, {:.1} GFLOP/s and {:.1} GB/s a core, {:.1} GB/s together{others}\n{} ({}): {}; sums at {:.1} GB/s",
+        machine.name,
+        count(nodes.cores as u64, "core"),
+        nodes.core_flops / 1e9,
+        nodes.core_bandwidth / 1e9,
+        nodes.node_bandwidth / 1e9,
+        count(ranks as u64, "rank"),
+        machine.transport.as_deref().unwrap_or("unknown"),
+        levels.join("; "),
+        nodes.add_bandwidth / 1e9,
+    )
 }
 
-/// Seconds of a short message between two threads, and bytes a second of long ones.
-fn messages() -> (f64, f64) {
-    const LONG: usize = 4 << 20;
-    const ROUNDS: usize = 5;
-    let trip = |bytes: usize, times: usize| {
-        let ranks = convoy_comm::threads(2);
-        let [a, b] = &ranks[..] else { unreachable!("bug: two ranks were asked for") };
-        let one_way =
-            |from: &convoy_comm::Communicator, to: usize, message: &mut [u8], sends_first: bool, times: usize| {
-                for _ in 0..times {
-                    if sends_first {
-                        from.send(to, 1, message);
-                    }
-                    while !from.try_receive(to, 1, message).unwrap_or(true) {
-                        std::thread::yield_now();
-                    }
-                    if !sends_first {
-                        from.send(to, 1, message);
-                    }
-                }
-            };
-        let mut best = f64::INFINITY;
-        std::thread::scope(|scope| {
-            scope.spawn(|| one_way(b, 0, &mut vec![0; bytes], false, ROUNDS * times));
-            let mut message = vec![0; bytes];
-            // The best of some rounds: others may use the cores, too.
-            for _ in 0..ROUNDS {
-                let began = Instant::now();
-                one_way(a, 1, &mut message, true, times);
-                best = best.min(began.elapsed().as_secs_f64() / (2 * times) as f64);
-            }
-        });
-        best
-    };
-    let latency = trip(8, 100);
-    let long = trip(LONG, 2);
-    // A send copies in, a receive copies out: the bandwidth of each is twice that of both.
-    (latency, 2.0 * LONG as f64 / (long - latency).max(1e-9))
-}
-
-/// A network around each layer of other networks: a layer before it whose gradient is wanted, and an end.
-fn probes() -> Vec<Network> {
-    let mut probes: BTreeMap<String, Network> = BTreeMap::new();
-    for name in NETWORKS {
-        let Ok(network) = zoo::model(name, ModelOptions::default()).map(|network| network.fused()) else { continue };
-        let Ok(shapes) = network.shapes(1) else { continue };
-        for (l, layer) in network.layers.iter().enumerate().skip(1) {
-            let inputs = network.input_shapes(LayerId(l), &shapes);
-            let key = format!("{:?} {inputs:?}", layer.kind);
-            probes.entry(key).or_insert_with(|| probe(&layer.kind, &inputs));
-        }
-    }
-    // Convolutions first: they matter most where time is short.
-    let mut probes: Vec<Network> = probes.into_values().collect();
-    probes.sort_by_key(|network| {
-        !network.layers.iter().any(|l| l.name == "probe" && matches!(l.kind, Kind::Convolution(_)))
-    });
-    probes
-}
-
-fn probe(kind: &Kind, inputs: &[Shape]) -> Network {
-    let [_, _, depth, height, width] = inputs[0].0;
-    let sizes: &[usize] = if depth > 1 { &[depth, height, width] } else { &[height, width] };
-    let mut input = vec![inputs[0].channels().min(16)];
-    input.extend(sizes);
-    let mut network = Network::new("probe", &input);
-    let ones = vec![1; sizes.len()];
-    let before: Vec<LayerId> = inputs
-        .iter()
-        .enumerate()
-        .map(|(i, shape)| {
-            let lead = Convolution::new(shape.channels(), &ones);
-            network.join(format!("lead{i}"), Kind::Convolution(lead), &[LayerId(0)])
+fn object(machine: &Machine, ranks: usize) -> Value {
+    let nodes = &machine.groups[0];
+    let level = |l: &Level| {
+        json!({
+            "name": l.name, "nodes": l.nodes, "latency_seconds": l.latency_seconds, "bandwidth": l.bandwidth,
+            "message_seconds": l.message_seconds,
         })
-        .collect();
-    network.join("probe", kind.clone(), &before);
-    network.push("pool", Kind::GlobalAveragePool(GlobalAveragePool));
-    network.push("end", Kind::FullyConnected(FullyConnected::new(10)));
-    network
-}
-
-/// How much longer than by roofline each op of a network takes on one core.
-fn measure(network: &Network, samples: usize, nodes: &Nodes) -> Result<Vec<Entry>, Errors> {
-    let options = Options {
-        batch: samples,
-        mode: Mode::Train,
-        leaves: 8,
-        winograd: Winograd::Four,
-        update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
-        division: Default::default(),
     };
-    let Ok(program) = lower(network, &Strategy::single(network), Rank(0), &options) else { return Ok(vec![]) };
-    let asks: Vec<_> = program.ops.iter().map(|op| (ask(op, &program, network), op.tiles)).collect();
-    let images: Vec<f32> = (0..program.images.len()).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect();
-    let targets = vec![0.0; program.targets];
-    let communicator = convoy_comm::threads(1).pop().expect("bug: no rank");
-    let settings = Settings { profile: true, ..Settings::default() };
-    let mut engine = Engine::new(network, vec![program], 1, communicator, settings);
-    state::put_weights(&mut engine, network, &state::initial_weights(network, 1));
-    let mut times: Vec<Vec<f64>> = vec![vec![]; asks.len()];
-    for step in 0..=STEPS {
-        let moment = Moment { seed: 1, step: step as u64, learning_rate: 0.0 };
-        engine.step(0, Batch { images: &images, targets: &targets }, moment).map_err(Error::from)?;
-        for time in engine.take_times(0).into_iter().filter(|_| step > 0) {
-            times[time.op].push(time.seconds);
-        }
-    }
-    let entry = |((ask, tiles), times): ((convoy_predict::Ask, usize), Vec<f64>)| {
-        // The best of some: where others use the cores too, the rest is theirs.
-        let best = times.into_iter().reduce(f64::min);
-        let roofline = roofline_seconds(&ask.work, nodes, nodes.core_bandwidth) + tiles as f64 * nodes.tile_seconds;
-        let ratio = best.map_or(1.0, |time| time / roofline);
-        Entry { family: ask.family, size: ask.size, ratio }
-    };
-    let all = asks.into_iter().zip(times).map(entry);
-    Ok(all.filter(|e| e.ratio.is_finite() && e.ratio > 0.0).collect())
-}
-
-/// Of measurements of the same, one that a quarter is below: most of what is above was interrupted.
-fn undisturbed(mut all: Vec<(Entry, f64)>) -> Entry {
-    all.sort_by(|a, b| a.1.total_cmp(&b.1));
-    all.swap_remove(all.len() / 4).0
+    json!({
+        "machine": machine.name,
+        "nodes": machine.nodes(),
+        "cores": nodes.cores,
+        "core_flops": nodes.core_flops,
+        "core_bandwidth": nodes.core_bandwidth,
+        "node_bandwidth": nodes.node_bandwidth,
+        "add_bandwidth": nodes.add_bandwidth,
+        "ranks": ranks,
+        "transport": machine.transport,
+        "levels": machine.levels.iter().map(level).collect::<Vec<_>>(),
+        "tiles": machine.table.entries.len(),
+    })
 }

@@ -17,8 +17,6 @@ mod times;
 mod train;
 mod validate;
 
-pub(crate) use calibrate::this_computer;
-
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::fields::{FIELDS, Field, Form, SECTIONS};
@@ -65,7 +63,7 @@ pub fn definition() -> Command {
 
 /// Does what was typed; the result is the exit code.
 pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
-    if let Some((name, _)) = matches.subcommand().filter(|(name, _)| *name != "train")
+    if let Some((name, _)) = matches.subcommand().filter(|(name, _)| !["train", "calibrate"].contains(name))
         && let Some(code) = World::alone(name)?
     {
         return Ok(code);
@@ -77,7 +75,7 @@ pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
         Some(("bench", matches)) => bench::run(matches).map(|()| 0),
         Some(("plan", matches)) => plan::run(matches).map(|()| 0),
         Some(("sweep", matches)) => sweep::run(matches).map(|()| 0),
-        Some(("calibrate", matches)) => calibrate::run(matches).map(|()| 0),
+        Some(("calibrate", matches)) => calibrate::run(matches),
         Some(("simulate", matches)) => simulate::run(matches).map(|()| 0),
         Some(("models", matches)) => models::run(matches).map(|()| 0),
         Some(("check", matches)) => check::run(matches).map(|()| 0),

@@ -5,12 +5,13 @@ use crate::calibration;
 use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::fields::{Field, Form};
+use crate::links::Transport;
 use crate::plan_file;
 use crate::words::bytes;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches};
 use convoy_kernels::{Mode, Update};
-use convoy_net::{Network, Shape, suggestion};
+use convoy_net::{Network, Shape};
 use convoy_plan::{Goal, Plan};
 use convoy_predict::{Collectives, Folding, Machine, Question, Simulation, simulate};
 use convoy_program::Options;
@@ -182,24 +183,11 @@ impl Asked {
 
 /// A machine's file, or one that comes with Convoy.
 fn machine(given: Option<&Path>) -> Result<Machine, Error> {
-    if let (None, Some((machine, flaw))) = (given, calibration::cached()) {
+    if let (None, Some((machine, flaw))) = (given, calibration::cached(Transport::Threads)) {
         flaw.iter().for_each(|flaw| warn(flaw));
         return Ok(machine);
     }
-    let path = given.unwrap_or(Path::new("cpu-10g"));
-    let name = path.to_string_lossy();
-    if let Some(machine) = Machine::shipped(&name) {
-        return Ok(machine);
-    }
-    if !path.exists() && !name.contains(['/', '.']) {
-        let known: Vec<&str> = Machine::names().collect();
-        let meant =
-            suggestion(&name, known.iter().copied()).map_or(String::new(), |m| format!("did you mean `{m}`? Else "));
-        let flaw = format!("unknown machine `{name}`\n  help: {meant}one of {}, or a file", known.join(", "));
-        return Err(Error::flag("machine", flaw));
-    }
-    let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
-    Machine::from_toml(&text).map_err(|error| Error::MachineFile { path: path.into(), error: Box::new(error) })
+    calibration::named(given.unwrap_or(Path::new("cpu-10g")), |flaw| Error::flag("machine", flaw))
 }
 
 /// A number given as a flag that is no field of a job.

@@ -2,9 +2,11 @@
 
 use crate::calibration;
 use crate::error::Error;
+use crate::links::Transport;
 use crate::measured::Measured;
 use crate::run::Run;
 use crate::words::table;
+use crate::world::World;
 use convoy_kernels::Mode;
 use convoy_net::Network;
 use convoy_predict::{Collectives, Estimate, Folding, LayerTimes, Phases, Question, simulate};
@@ -25,7 +27,7 @@ pub struct Times {
 
 impl Times {
     /// Of a run that is over; nothing where no step was recorded.
-    pub fn new(run: &Run, outcome: &Outcome) -> Result<Option<Times>, Error> {
+    pub fn new(run: &Run, world: &World, outcome: &Outcome) -> Result<Option<Times>, Error> {
         let setup = run.setup()?;
         let options = setup.options(setup.batch, Mode::Train);
         let mut programs = vec![];
@@ -33,7 +35,12 @@ impl Times {
             programs.push(lower(&setup.network, &setup.strategy, Rank(rank), &options)?);
         }
         let Some(measured) = Measured::new(&outcome.recordings, &programs, &setup.network) else { return Ok(None) };
-        let machine = calibration::cached().filter(|(_, flaw)| flaw.is_none()).map(|(machine, _)| machine);
+        let machine = run.ready().machine.clone().or_else(|| {
+            let cached = |transport| calibration::cached(transport).filter(|(_, flaw)| flaw.is_none());
+            let processes = world.ranks().is_some_and(|ranks| ranks > 1);
+            let measured = processes.then(|| cached(Transport::Mpi)).flatten().or_else(|| cached(Transport::Threads));
+            measured.map(|(machine, _)| machine)
+        });
         let predicted = machine.and_then(|machine| {
             let question = Question {
                 network: &setup.network,
@@ -41,7 +48,7 @@ impl Times {
                 options: &options,
                 machine: &machine,
                 threads: Some(setup.threads),
-                ranks_per_node: Some(setup.strategy.ranks),
+                ranks_per_node: Some(world.ranks_per_node(setup.strategy.ranks)),
                 collectives: Collectives::Direct,
                 folding: Folding::Alike,
             };

@@ -115,7 +115,7 @@ fn train(matches: &ArgMatches, signals: &Signals, world: &World) -> Result<u8, E
     progress.finish()?;
     let outcome = outcome.map_err(|error| kept(&run, error))?;
     let peak_rss_bytes = world.peak_rss_bytes()?;
-    let times = Times::new(&run, &outcome)?;
+    let times = Times::new(&run, world, &outcome)?;
     if let Some(times) = &times {
         if let Some(path) = trace {
             std::fs::write(path, chrome_trace(&times.measured.events)).map_err(Error::file("write", path))?;
@@ -155,7 +155,7 @@ fn introduce(run: &Run) -> Result<(), Error> {
         shown(run.folder().path())
     ))?;
     if let Some(why) = &ready.why {
-        say(&format!("strategy {} chosen: {why}", ready.strategy.name))?;
+        say(why)?;
     }
     match run.first_step() {
         0 => Ok(()),

@@ -11,6 +11,7 @@ use super::bench::{LEARNING_RATE, SEED, WARM_UP, batch_of};
 use super::say;
 use crate::calibration;
 use crate::error::{Error, Errors};
+use crate::links::Transport;
 use crate::machine;
 use crate::words::{percent, table};
 use convoy_engine::{Batch, Engine, Settings};
@@ -189,7 +190,7 @@ pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
 
 /// This computer as it was measured, by these kernels.
 fn calibrated() -> Result<Machine, Error> {
-    match calibration::cached() {
+    match calibration::cached(Transport::Threads) {
         Some((machine, None)) => Ok(machine),
         Some((_, Some(flaw))) => Err(Error::Usage(flaw)),
         None => Err(Error::Usage("this computer was not calibrated\n  help: convoy calibrate".into())),
