@@ -75,22 +75,26 @@ impl Numbers {
 
 /// Floats that start as NaN, aligned to 64 bytes.
 pub struct Memory {
-    lines: Vec<[f32; 16]>,
+    all: Vec<f32>,
+    /// Floats before the first that is so aligned.
+    before: usize,
     floats: usize,
 }
 
 impl Memory {
     pub fn poisoned(floats: usize) -> Memory {
-        Memory { lines: vec![[f32::NAN; 16]; floats.div_ceil(16) + 2], floats }
+        let all = vec![f32::NAN; floats + 48];
+        let before = all.as_ptr().align_offset(64);
+        Memory { all, before, floats }
     }
     pub fn slice(&self) -> &[f32] {
-        &self.lines.as_flattened()[..self.floats]
+        &self.all[self.before..][..self.floats]
     }
     pub fn slice_mut(&mut self) -> &mut [f32] {
-        &mut self.lines.as_flattened_mut()[..self.floats]
+        &mut self.all[self.before..][..self.floats]
     }
     pub fn slot(&mut self) -> Slot {
-        Slot { data: self.lines.as_mut_ptr() as *mut u8, bytes: self.floats * 4 }
+        Slot { data: self.slice_mut().as_mut_ptr() as *mut u8, bytes: self.floats * 4 }
     }
 }
 

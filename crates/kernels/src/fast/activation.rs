@@ -6,7 +6,7 @@
 
 use super::Fast;
 use super::function::{Function, Identity, With, with};
-use super::lines::{Line, Rows, Source, Target, each, output_gradient, points, put, wanted};
+use super::lines::{Line, Rows, Source, Store, Target, each, output_gradient, points, wanted, write};
 use super::wide::{Plain, Wide};
 use crate::{Geometry, Kernel, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, layers::Activation};
@@ -87,7 +87,7 @@ struct Values<F> {
 impl<F: Function> Values<F> {
     fn new(f: F, g: &Geometry) -> Values<F> {
         let x = Source::new(&g.inputs[0].layout, g.region.range(Axis::Channel));
-        Values { f, x, y: Target::output(g), rows: Rows::new(&g.region, 2) }
+        Values { f, x, y: Target::output(g).streamed(), rows: Rows::new(&g.region, 2) }
     }
 }
 
@@ -102,7 +102,7 @@ impl<F: Function> Plain for Values<F> {
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
                 let y = self.y.open(operands, row, columns, filled);
-                values(self.f, view.row(row.d, row.h, columns), y);
+                values(self.f, view.row(row.d, row.h, columns), y, self.y.store());
                 self.y.close(operands, row, columns, filled);
             }
         }
@@ -111,9 +111,9 @@ impl<F: Function> Plain for Values<F> {
 
 /// One row of the output.
 #[inline(always)]
-fn values<F: Function>(f: F, x: &[Line], y: &mut [Line]) {
+fn values<F: Function>(f: F, x: &[Line], y: &mut [Line], store: Store) {
     for (y, x) in y.iter_mut().zip(x) {
-        *y = each(|l| f.value(x[l]));
+        write(y, &each(|l| f.value(x[l])), store);
     }
 }
 
@@ -137,7 +137,7 @@ impl<F: Function> Slopes<F> {
             from,
             kept: Source::new(kept, channels),
             dy: Source::new(output_gradient(g), channels),
-            dx: Target::input_gradient(g, 0),
+            dx: Target::input_gradient(g, 0).streamed(),
             rows: Rows::new(region, 3),
         }
     }
@@ -162,7 +162,7 @@ impl<F: Function> Plain for Slopes<F> {
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
                 let dx = self.dx.open(operands, row, columns, filled);
-                slopes(self.f, kept, dy, dx, self.dx.add);
+                slopes(self.f, kept, dy, dx, self.dx.store());
                 self.dx.close(operands, row, columns, filled);
             }
         }
@@ -171,9 +171,9 @@ impl<F: Function> Plain for Slopes<F> {
 
 /// One row of the input's gradient.
 #[inline(always)]
-fn slopes<F: Function>(f: F, kept: &[Line], dy: &[Line], dx: &mut [Line], add: bool) {
+fn slopes<F: Function>(f: F, kept: &[Line], dy: &[Line], dx: &mut [Line], store: Store) {
     for ((dx, kept), dy) in dx.iter_mut().zip(kept).zip(dy) {
-        put(dx, &each(|l| f.slope(kept[l]) * dy[l]), add);
+        write(dx, &each(|l| f.slope(kept[l]) * dy[l]), store);
     }
 }
 

@@ -7,7 +7,7 @@
 //! Always true
 //! - A target element is one chain in the order (source block, tap, channel), whatever the strips, groups and tiles.
 
-use super::isa::{Isa, fence, isa, prefetch};
+use super::isa::{Isa, STREAM_BYTES, fence, isa, prefetch};
 use super::phases::{Phase, Tap};
 use super::sweep::{Start, Step, Sweep};
 use super::tiles;
@@ -23,9 +23,6 @@ const STRIP: usize = 192;
 const GROUP_BYTES: usize = 16 << 10;
 /// A strip of input above this leaves the second-level cache: then groups are outside and target blocks inside.
 const SOURCE_BYTES: usize = 320 << 10;
-/// Targets above this leave the last-level cache before anybody reads them: then they are written past the caches, which saves
-/// reading what they replace. Tests have small targets.
-const STREAM_BYTES: usize = if cfg!(test) { 16 << 10 } else { 48 << 20 };
 /// Work of a unit at most, in floating-point operations.
 const UNIT_FLOPS: f64 = 50e6;
 

@@ -3,6 +3,9 @@
 //! Always true
 //! - A table of an instruction set is only handed out where the processor has it: who holds a [`Isa`] may call it.
 
+use super::lines::{Line, Store};
+use super::norm::Slope;
+use super::norm_rows::{self, NormRow, NormRows};
 #[cfg(target_arch = "x86_64")]
 use super::simd::Avx2;
 use super::simd::{Portable, Simd};
@@ -21,6 +24,7 @@ pub struct Isa {
     sum: unsafe fn(*mut f32, *const f32, usize),
     transpose: unsafe fn(*const f32, *mut f32),
     fma_loop: unsafe fn(usize) -> f32,
+    pub norm: NormRows,
     /// Of F(4x4, 3x3), F(2x2, 3x3) and F(2x2, 5x5).
     pub four: Transforms,
     pub two: Transforms,
@@ -147,6 +151,10 @@ unsafe fn sum<S: Simd, const NV: usize>(into: *mut f32, lines: *const f32, len: 
     }
 }
 
+/// What a pass writes above this leaves the last-level cache before anybody reads it: then it is written past the caches, which
+/// saves reading what it replaces. Tests have small tensors.
+pub const STREAM_BYTES: usize = if cfg!(test) { 16 << 10 } else { 32 << 20 };
+
 /// What was streamed before this is seen by whoever sees what is written after it.
 pub fn fence() {
     #[cfg(target_arch = "x86_64")]
@@ -216,6 +224,18 @@ macro_rules! instantiate {
             unsafe fn fma_loop(rounds: usize) -> f32 {
                 unsafe { super::fma_loop::<$simd>(rounds) }
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn norm_forward(row: &NormRow, y: &mut [Line], store: Store) {
+                unsafe { norm_rows::forward::<$simd, NV>(row, y, store) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn norm_sums(row: &NormRow, dy: &[Line], sums: &mut [[f64; BLOCK]; 2]) {
+                unsafe { norm_rows::gradient_sums::<$simd, NV>(row, dy, sums) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn norm_gradient(row: &NormRow, dy: &[Line], slope: Option<&Slope>, dx: &mut [Line], store: Store) {
+                unsafe { norm_rows::input_gradient::<$simd, NV>(row, dy, slope, dx, store) }
+            }
             instantiate!(@transforms four, $simd, ($($feature)?));
             instantiate!(@transforms two, $simd, ($($feature)?));
             instantiate!(@transforms wide, $simd, ($($feature)?));
@@ -229,6 +249,7 @@ macro_rules! instantiate {
                 sum,
                 transpose,
                 fma_loop,
+                norm: NormRows { forward: norm_forward, gradient_sums: norm_sums, input_gradient: norm_gradient },
                 four: four::ALL,
                 two: two::ALL,
                 wide: wide::ALL,

@@ -9,6 +9,7 @@
 //! - Lanes past the region's last channel read as zero, and are written as zero where they are filler of the tensor.
 //! - Channels and points outside the region are never written.
 
+use super::isa::STREAM_BYTES;
 use super::region;
 use crate::{BLOCK, Geometry, Layout, Operand, Operands, Slot};
 use convoy_net::{AXES, Axis, Region};
@@ -251,12 +252,40 @@ pub struct Target {
     direct: Option<usize>,
     /// Whether lines are added to what is there.
     pub add: bool,
+    /// Whether they are written past the caches.
+    stream: bool,
+}
+
+/// How a line is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    Over,
+    Add,
+    /// Over, and past the caches: the line begins at a multiple of 16 bytes.
+    Stream,
 }
 
 impl Target {
     /// Lines of blocks of `channels`, all of which must be stored.
     pub fn new(operand: Operand, layout: &Layout, channels: Span, add: bool) -> Target {
-        Target { operand, layout: layout.clone(), channels, direct: aligned(layout, channels), add }
+        Target { operand, layout: layout.clone(), channels, direct: aligned(layout, channels), add, stream: false }
+    }
+
+    /// The same, past the caches where it is more than the last of them holds. For kernels that are run by [`Wide`](super::wide::Wide).
+    pub fn streamed(mut self) -> Target {
+        let whole_lines = self.direct.is_some() && points(self.channels).is_multiple_of(BLOCK);
+        self.stream = whole_lines && !self.add && self.layout.len > STREAM_BYTES / 4;
+        self
+    }
+
+    /// How lines are written.
+    #[inline(always)]
+    pub fn store(&self) -> Store {
+        match (self.add, self.stream) {
+            (true, _) => Store::Add,
+            (false, true) => Store::Stream,
+            (false, false) => Store::Over,
+        }
     }
 
     /// The output of a layer over its region.
@@ -369,6 +398,32 @@ pub fn put(into: &mut Line, line: &Line, add: bool) {
     if add {
         into.iter_mut().zip(line).for_each(|(a, b)| *a += b);
     } else {
+        *into = *line;
+    }
+}
+
+/// The same, or past the caches.
+#[inline(always)]
+pub fn write(into: &mut Line, line: &Line, store: Store) {
+    match store {
+        Store::Stream => stream(into, line),
+        Store::Over => put(into, line, false),
+        Store::Add => put(into, line, true),
+    }
+}
+
+/// Writes a line past the caches.
+#[inline(always)]
+fn stream(into: &mut Line, line: &Line) {
+    debug_assert!(into.as_ptr().addr().is_multiple_of(16), "bug: a part of a line is streamed");
+    #[cfg(target_arch = "x86_64")]
+    for i in (0..BLOCK).step_by(4) {
+        use std::arch::x86_64::{_mm_loadu_ps, _mm_stream_ps};
+        // SAFETY: four floats of each; every processor of this kind has the instruction, and lines of tensors are aligned.
+        unsafe { _mm_stream_ps(into.as_mut_ptr().add(i), _mm_loadu_ps(line.as_ptr().add(i))) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
         *into = *line;
     }
 }

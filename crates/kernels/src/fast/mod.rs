@@ -28,6 +28,7 @@ mod max_pool;
 mod mix;
 mod multiply;
 mod norm;
+mod norm_rows;
 mod pad_channels;
 mod phases;
 pub mod region;

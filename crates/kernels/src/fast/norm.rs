@@ -10,7 +10,8 @@
 //!   and what the centre lacks of the mean is in the other coefficients.
 
 use super::function::{Function, Identity, With, with};
-use super::lines::{Line, Row, Rows, Source, Span, Target, each, output_gradient, points, put, wanted};
+use super::lines::{Line, Row, Rows, Source, Span, Store, Target, each, output_gradient, points, wanted, write};
+use super::norm_rows::ByVectors;
 use super::strips::Strips;
 use super::wide::{Plain, Wide};
 use crate::{BLOCK, Geometry, Kernel, Make, Operand, Operands, Pass, Stage, Work};
@@ -371,6 +372,7 @@ fn before<F: Function>(f: F, x: &Line, added: Option<&Line>, norm: &Norm, dy: &L
 /// Normalises.
 struct Forward<F> {
     f: F,
+    by_vectors: Option<ByVectors>,
     inputs: Inputs,
     target: Target,
     rows: Rows,
@@ -382,8 +384,9 @@ impl<F> Forward<F> {
     fn new(f: F, g: &Geometry, keeps: &Keeps) -> Forward<F> {
         Forward {
             f,
+            by_vectors: ByVectors::new(keeps.activation),
             inputs: Inputs::new(g, g.inputs.len()),
-            target: Target::output(g),
+            target: Target::output(g).streamed(),
             rows: Rows::new(&g.region, 1 + g.inputs.len()),
             norms: keeps.norms,
             find: Find::new(g, keeps.over),
@@ -395,7 +398,7 @@ impl<F: Function> Plain for Forward<F> {
     #[inline(always)]
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let norms = records::<Norm>(operands, self.norms);
-        let columns = self.rows.columns();
+        let (columns, store) = (self.rows.columns(), self.target.store());
         let (seen, filled) = scratch.split_at_mut(self.inputs.scratch(points(columns)));
         for row in self.rows.of(tile) {
             let norm = &norms[self.find.record(row.n, row.block)];
@@ -404,8 +407,11 @@ impl<F: Function> Plain for Forward<F> {
             unsafe {
                 let y = self.target.open(operands, row, columns, filled);
                 match inputs.added {
-                    Some(added) => normalise(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, y),
-                    None => normalise(self.f, inputs.x.iter().map(|x| (x, None)), norm, y),
+                    _ if let Some(by_vectors) = self.by_vectors => {
+                        by_vectors.forward(&by_vectors.row(inputs.x, inputs.added, norm), y, store)
+                    }
+                    Some(added) => normalise(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, y, store),
+                    None => normalise(self.f, inputs.x.iter().map(|x| (x, None)), norm, y, store),
                 }
                 self.target.close(operands, row, columns, filled);
             }
@@ -415,22 +421,24 @@ impl<F: Function> Plain for Forward<F> {
 
 /// One row of the output.
 #[inline(always)]
-fn normalise<'a, F: Function>(
+pub(super) fn normalise<'a, F: Function>(
     f: F,
     points: impl Iterator<Item = (&'a Line, Option<&'a Line>)>,
     norm: &Norm,
     y: &mut [Line],
+    store: Store,
 ) {
     let norm = *norm;
     for (y, (x, added)) in y.iter_mut().zip(points) {
         let z = normalised(x, added, &norm);
-        *y = each(|l| f.value(z[l]));
+        write(y, &each(|l| f.value(z[l])), store);
     }
 }
 
 /// Sums of the output's gradient, and of it times the elements as seen from the centre.
 struct GradientStatistics<F> {
     f: F,
+    by_vectors: Option<ByVectors>,
     inputs: Inputs,
     dy: Source,
     strips: Strips,
@@ -444,6 +452,7 @@ impl<F> GradientStatistics<F> {
         let inputs = keeps.inputs_of_slope(g);
         GradientStatistics {
             f,
+            by_vectors: ByVectors::new(keeps.activation),
             inputs: Inputs::new(g, inputs),
             dy: Source::new(output_gradient(g), g.region.range(Axis::Channel)),
             strips: Strips::new(g.output.shape, &g.region, 1 + inputs),
@@ -469,6 +478,9 @@ impl<F: Function> Plain for GradientStatistics<F> {
                 let inputs = self.inputs.rows(operands, row, columns, seen);
                 let dy = self.dy.view(dy, row.n, row.block, row.space(columns), seen_dy).row(d, h, columns);
                 match inputs.added {
+                    _ if let Some(by_vectors) = self.by_vectors => {
+                        by_vectors.gradient_sums(&by_vectors.row(inputs.x, inputs.added, norm), dy, &mut sums)
+                    }
                     Some(added) => {
                         gradient_moments(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, dy, &mut sums)
                     }
@@ -485,7 +497,7 @@ impl<F: Function> Plain for GradientStatistics<F> {
 
 /// Adds a row to the sums of dy and of dy·(x − centre).
 #[inline(always)]
-fn gradient_moments<'a, F: Function>(
+pub(super) fn gradient_moments<'a, F: Function>(
     f: F,
     points: impl Iterator<Item = (&'a Line, Option<&'a Line>)>,
     norm: &Norm,
@@ -507,6 +519,7 @@ fn gradient_moments<'a, F: Function>(
 /// The gradients of the inputs.
 struct InputGradient<F> {
     f: F,
+    by_vectors: Option<ByVectors>,
     inputs: Inputs,
     dy: Source,
     /// Of what is normalised and of what is added, where wanted.
@@ -523,10 +536,11 @@ impl<F> InputGradient<F> {
         for i in (0..2).filter(|&i| wants(i) && !g.region.is_empty()) {
             assert_eq!(wanted(g, i).1, g.region, "bug: a norm's gradients are those of the points it computes");
         }
-        let targets = [0, 1].map(|i| wants(i).then(|| Target::input_gradient(g, i)));
+        let targets = [0, 1].map(|i| wants(i).then(|| Target::input_gradient(g, i).streamed()));
         let inputs = keeps.inputs_of_slope(g);
         InputGradient {
             f,
+            by_vectors: ByVectors::new(keeps.activation),
             inputs: Inputs::new(g, inputs),
             dy: Source::new(output_gradient(g), g.region.range(Axis::Channel)),
             rows: Rows::new(&g.region, 1 + inputs + targets.iter().flatten().count()),
@@ -561,13 +575,17 @@ impl<F: Function> Plain for InputGradient<F> {
                     let dx = target.open(operands, row, columns, filled);
                     let slope = (i == 0).then_some(slope);
                     match inputs.added {
+                        _ if let Some(by_vectors) = self.by_vectors => {
+                            let row = by_vectors.row(inputs.x, inputs.added, norm);
+                            by_vectors.input_gradient(&row, dy, slope, dx, target.store())
+                        }
                         Some(added) => {
                             let points = inputs.x.iter().zip(added.iter().map(Some));
-                            input_gradient(self.f, points, norm, dy, slope, dx, target.add)
+                            input_gradient(self.f, points, norm, dy, slope, dx, target.store())
                         }
                         None => {
                             let points = inputs.x.iter().map(|x| (x, None));
-                            input_gradient(self.f, points, norm, dy, slope, dx, target.add)
+                            input_gradient(self.f, points, norm, dy, slope, dx, target.store())
                         }
                     }
                     target.close(operands, row, columns, filled);
@@ -580,14 +598,14 @@ impl<F: Function> Plain for InputGradient<F> {
 /// One row of the gradient of what is normalised; without a slope, of what is added to it. The rows read stay in cache from
 /// one to the other.
 #[inline(always)]
-fn input_gradient<'a, F: Function>(
+pub(super) fn input_gradient<'a, F: Function>(
     f: F,
     points: impl Iterator<Item = (&'a Line, Option<&'a Line>)>,
     norm: &Norm,
     dy: &[Line],
     slope: Option<&Slope>,
     dx: &mut [Line],
-    add: bool,
+    store: Store,
 ) {
     let norm = *norm;
     let all = dx.iter_mut().zip(dy).zip(points);
@@ -595,9 +613,9 @@ fn input_gradient<'a, F: Function>(
         Some(Slope { scale, along, shift }) => {
             for ((dx, dy), (x, added)) in all {
                 let g = before(f, x, added, &norm, dy);
-                put(dx, &each(|l| g[l] * scale[l] + ((x[l] - norm.centre[l]) * along[l] + shift[l])), add);
+                write(dx, &each(|l| g[l] * scale[l] + ((x[l] - norm.centre[l]) * along[l] + shift[l])), store);
             }
         }
-        None => all.for_each(|((dx, dy), (x, added))| put(dx, &before(f, x, added, &norm, dy), add)),
+        None => all.for_each(|((dx, dy), (x, added))| write(dx, &before(f, x, added, &norm, dy), store)),
     }
 }

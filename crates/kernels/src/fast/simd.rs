@@ -14,6 +14,8 @@
 pub trait Simd: Copy + 'static {
     const LANES: usize;
     type V: Copy;
+    /// As many doubles.
+    type D: Copy;
     unsafe fn zero() -> Self::V;
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
@@ -31,6 +33,14 @@ pub trait Simd: Copy + 'static {
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     /// What is below `low` becomes it, what is above `high` that; NaN stays.
     unsafe fn clamp(v: Self::V, low: f32, high: f32) -> Self::V;
+    /// `x` where `v` is above `low` and below `high`, elsewhere zero.
+    unsafe fn within(v: Self::V, low: f32, high: f32, x: Self::V) -> Self::V;
+    /// In double precision, exact.
+    unsafe fn widen(v: Self::V) -> Self::D;
+    unsafe fn load_doubles(p: *const f64) -> Self::D;
+    unsafe fn store_doubles(p: *mut f64, d: Self::D);
+    unsafe fn add_doubles(a: Self::D, b: Self::D) -> Self::D;
+    unsafe fn mul_doubles(a: Self::D, b: Self::D) -> Self::D;
     /// 16 lines of 16 floats into the same with lines and columns swapped; both are 256 floats.
     #[inline(always)]
     unsafe fn transpose(from: *const f32, to: *mut f32) {
@@ -61,6 +71,7 @@ fn map2(a: [f32; 4], b: [f32; 4], f: impl Fn(f32, f32) -> f32) -> [f32; 4] {
 impl Simd for Portable {
     const LANES: usize = 4;
     type V = [f32; 4];
+    type D = [f64; 4];
     #[inline(always)]
     unsafe fn zero() -> Self::V {
         [0.0; 4]
@@ -102,6 +113,32 @@ impl Simd for Portable {
             if x > high { high } else { x }
         })
     }
+    #[inline(always)]
+    unsafe fn within(v: Self::V, low: f32, high: f32, x: Self::V) -> Self::V {
+        map2(v, x, |v, x| if v > low && v < high { x } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn widen(v: Self::V) -> Self::D {
+        v.map(f64::from)
+    }
+    #[inline(always)]
+    unsafe fn load_doubles(p: *const f64) -> Self::D {
+        // SAFETY: the caller promises four readable doubles.
+        unsafe { (p as *const [f64; 4]).read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_doubles(p: *mut f64, d: Self::D) {
+        // SAFETY: the caller promises four writable doubles.
+        unsafe { (p as *mut [f64; 4]).write_unaligned(d) }
+    }
+    #[inline(always)]
+    unsafe fn add_doubles(a: Self::D, b: Self::D) -> Self::D {
+        [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
+    }
+    #[inline(always)]
+    unsafe fn mul_doubles(a: Self::D, b: Self::D) -> Self::D {
+        [a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]]
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -122,6 +159,7 @@ mod x86 {
     impl Simd for Avx2 {
         const LANES: usize = 8;
         type V = __m256;
+        type D = [__m256d; 2];
         #[inline(always)]
         unsafe fn zero() -> __m256 {
             unsafe { _mm256_setzero_ps() }
@@ -162,6 +200,37 @@ mod x86 {
         unsafe fn clamp(v: __m256, low: f32, high: f32) -> __m256 {
             // The second operand is the result where either is NaN.
             unsafe { _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), v)) }
+        }
+        #[inline(always)]
+        unsafe fn within(v: __m256, low: f32, high: f32, x: __m256) -> __m256 {
+            unsafe {
+                let above = _mm256_cmp_ps::<_CMP_GT_OQ>(v, _mm256_set1_ps(low));
+                let below = _mm256_cmp_ps::<_CMP_LT_OQ>(v, _mm256_set1_ps(high));
+                _mm256_and_ps(_mm256_and_ps(above, below), x)
+            }
+        }
+        #[inline(always)]
+        unsafe fn widen(v: __m256) -> [__m256d; 2] {
+            unsafe { [_mm256_cvtps_pd(_mm256_castps256_ps128(v)), _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(v))] }
+        }
+        #[inline(always)]
+        unsafe fn load_doubles(p: *const f64) -> [__m256d; 2] {
+            unsafe { [_mm256_loadu_pd(p), _mm256_loadu_pd(p.add(4))] }
+        }
+        #[inline(always)]
+        unsafe fn store_doubles(p: *mut f64, d: [__m256d; 2]) {
+            unsafe {
+                _mm256_storeu_pd(p, d[0]);
+                _mm256_storeu_pd(p.add(4), d[1]);
+            }
+        }
+        #[inline(always)]
+        unsafe fn add_doubles(a: [__m256d; 2], b: [__m256d; 2]) -> [__m256d; 2] {
+            unsafe { [_mm256_add_pd(a[0], b[0]), _mm256_add_pd(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn mul_doubles(a: [__m256d; 2], b: [__m256d; 2]) -> [__m256d; 2] {
+            unsafe { [_mm256_mul_pd(a[0], b[0]), _mm256_mul_pd(a[1], b[1])] }
         }
         #[inline(always)]
         unsafe fn transpose(from: *const f32, to: *mut f32) {

@@ -3,6 +3,7 @@
 //! Always true
 //! - A wider vector changes no bit: the loops have no fused multiply-add and the compiler adds none.
 
+use super::isa::fence;
 use crate::{Kernel, Operands};
 
 /// A kernel of plain loops. Everything it calls in its loops should be `#[inline(always)]`, or it stays narrow.
@@ -19,9 +20,11 @@ impl<K: Plain> Kernel for Wide<K> {
         #[cfg(target_arch = "x86_64")]
         if std::is_x86_feature_detected!("avx2") {
             // SAFETY: the processor has these instructions.
-            return unsafe { run_avx2(&self.0, tile, operands, scratch) };
+            unsafe { run_avx2(&self.0, tile, operands, scratch) };
+            return fence();
         }
         self.0.run(tile, operands, scratch);
+        fence();
     }
 }
 

@@ -1,0 +1,353 @@
+//! Rows of normalisations whose activation is a clamp or none: what `norm.rs` does point by point, by vectors.
+//!
+//! Always true
+//! - Numbers are those of the loops in `norm.rs`, which serve every other activation: same operations, in the same order, none
+//!   fused; only a zero may have another sign. Left to the compiler these took three times as long.
+
+use super::isa::isa;
+use super::lines::{Line, Store};
+use super::norm::{Norm, Slope};
+use super::simd::Simd;
+use crate::BLOCK;
+use convoy_net::layers::Activation;
+
+/// A row of one block: what is normalised, what is added to it, and how.
+#[derive(Clone, Copy)]
+pub struct NormRow<'a> {
+    pub x: &'a [Line],
+    pub added: Option<&'a [Line]>,
+    pub norm: &'a Norm,
+    /// Least and greatest output.
+    pub clamp: Option<[f32; 2]>,
+}
+
+/// The kernels of one instruction set.
+pub struct NormRows {
+    pub forward: unsafe fn(&NormRow, &mut [Line], Store),
+    pub gradient_sums: unsafe fn(&NormRow, &[Line], &mut [[f64; BLOCK]; 2]),
+    pub input_gradient: unsafe fn(&NormRow, &[Line], Option<&Slope>, &mut [Line], Store),
+}
+
+/// How rows with a given activation are normalised.
+#[derive(Clone, Copy)]
+pub struct ByVectors {
+    rows: &'static NormRows,
+    clamp: Option<[f32; 2]>,
+}
+
+impl ByVectors {
+    /// None where the activation is no clamp.
+    pub fn new(activation: Option<Activation>) -> Option<ByVectors> {
+        let clamp = match activation {
+            None => None,
+            Some(activation) => Some(activation.clamp()?),
+        };
+        Some(ByVectors { rows: &isa().norm, clamp })
+    }
+
+    /// A row; a norm of 16 channels.
+    #[inline(always)]
+    pub fn row<'a>(&self, x: &'a [Line], added: Option<&'a [Line]>, norm: &'a Norm) -> NormRow<'a> {
+        assert!(added.is_none_or(|added| added.len() == x.len()), "bug: rows of different lengths");
+        NormRow { x, added, norm, clamp: self.clamp }
+    }
+
+    /// Normalises.
+    pub fn forward(&self, row: &NormRow, y: &mut [Line], store: Store) {
+        assert!(row.x.len() == y.len() && may_store(y, store), "bug: an output of another length");
+        // SAFETY: the table is this processor's; lengths and alignment are as asserted.
+        unsafe { (self.rows.forward)(row, y, store) }
+    }
+
+    /// Adds to the sums of dy before the activation, and of it times what is seen from the centre.
+    pub fn gradient_sums(&self, row: &NormRow, dy: &[Line], sums: &mut [[f64; BLOCK]; 2]) {
+        assert_eq!(row.x.len(), dy.len(), "bug: a gradient of another length");
+        // SAFETY: as above.
+        unsafe { (self.rows.gradient_sums)(row, dy, sums) }
+    }
+
+    /// The gradient of what is normalised; without a slope, of what is added to it.
+    pub fn input_gradient(&self, row: &NormRow, dy: &[Line], slope: Option<&Slope>, dx: &mut [Line], store: Store) {
+        let fits = row.x.len() == dy.len() && dx.len() == dy.len();
+        assert!(fits && may_store(dx, store), "bug: a gradient of another length");
+        // SAFETY: as above.
+        unsafe { (self.rows.input_gradient)(row, dy, slope, dx, store) }
+    }
+}
+
+/// Whether lines begin where they must if they are streamed.
+fn may_store(lines: &[Line], store: Store) -> bool {
+    store != Store::Stream || lines.as_ptr().addr().is_multiple_of(size_of::<Line>())
+}
+
+/// Calls a function with whether something is added and whether there is a clamp as constants.
+macro_rules! by_form {
+    ($row:expr, $f:ident, $($argument:expr),*) => {
+        match ($row.added.is_some(), $row.clamp.is_some()) {
+            (false, false) => $f::<S, NV, false, false>($row, $($argument),*),
+            (false, true) => $f::<S, NV, false, true>($row, $($argument),*),
+            (true, false) => $f::<S, NV, true, false>($row, $($argument),*),
+            (true, true) => $f::<S, NV, true, true>($row, $($argument),*),
+        }
+    };
+}
+
+/// A line as vectors.
+#[inline(always)]
+unsafe fn load<S: Simd, const NV: usize>(line: &Line) -> [S::V; NV] {
+    // SAFETY: the instruction set is there; NV vectors are one line.
+    unsafe {
+        let mut all = [S::zero(); NV];
+        for (v, vector) in all.iter_mut().enumerate() {
+            *vector = S::load(line.as_ptr().add(v * S::LANES));
+        }
+        all
+    }
+}
+
+/// Writes a part of a line.
+#[inline(always)]
+unsafe fn save<S: Simd>(into: &mut Line, v: usize, value: S::V, store: Store) {
+    // SAFETY: as above; lines that are streamed are aligned.
+    unsafe {
+        let into = into.as_mut_ptr().add(v * S::LANES);
+        match store {
+            Store::Over => S::store(into, value),
+            Store::Add => S::store(into, S::add(S::load(into), value)),
+            Store::Stream => S::stream(into, value),
+        }
+    }
+}
+
+/// A norm as vectors.
+struct Loaded<V, const NV: usize> {
+    centre: [V; NV],
+    scale: [V; NV],
+    shift: [V; NV],
+    /// Infinite ends where there is no clamp.
+    low: f32,
+    high: f32,
+}
+
+impl<V: Copy, const NV: usize> Loaded<V, NV> {
+    #[inline(always)]
+    unsafe fn new<S: Simd<V = V>>(row: &NormRow) -> Loaded<V, NV> {
+        let [low, high] = row.clamp.unwrap_or([f32::NEG_INFINITY, f32::INFINITY]);
+        // SAFETY: the instruction set is there.
+        unsafe {
+            let [centre, scale, shift] =
+                [&row.norm.centre, &row.norm.scale, &row.norm.shift].map(|line| load::<S, NV>(line));
+            Loaded { centre, scale, shift, low, high }
+        }
+    }
+
+    /// A vector of a point as seen from the centre, and normalised with what is added.
+    #[inline(always)]
+    unsafe fn point<S: Simd<V = V>, const ADDED: bool>(&self, row: &NormRow, point: usize, v: usize) -> (V, V) {
+        // SAFETY: the caller promises that the point exists and that the instruction set is there.
+        unsafe {
+            let x = S::load(row.x.get_unchecked(point).as_ptr().add(v * S::LANES));
+            let seen = S::sub(x, self.centre[v]);
+            let z = S::add(S::mul(seen, self.scale[v]), self.shift[v]);
+            match row.added {
+                Some(added) if ADDED => {
+                    (seen, S::add(z, S::load(added.get_unchecked(point).as_ptr().add(v * S::LANES))))
+                }
+                _ => (seen, z),
+            }
+        }
+    }
+}
+
+/// Normalises a row.
+///
+/// # Safety
+/// The instruction set is there; all slices have as many points; lines of `y` are aligned to 64 bytes if they are streamed.
+#[inline(always)]
+pub unsafe fn forward<S: Simd, const NV: usize>(row: &NormRow, y: &mut [Line], store: Store) {
+    // SAFETY: the caller's promise.
+    unsafe { by_form!(row, forward_as, y, store) }
+}
+
+#[inline(always)]
+unsafe fn forward_as<S: Simd, const NV: usize, const ADDED: bool, const CLAMP: bool>(
+    row: &NormRow,
+    y: &mut [Line],
+    store: Store,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let norm = Loaded::<S::V, NV>::new::<S>(row);
+        for (point, y) in y.iter_mut().enumerate() {
+            for v in 0..NV {
+                let (_, z) = norm.point::<S, ADDED>(row, point, v);
+                save::<S>(y, v, if CLAMP { S::clamp(z, norm.low, norm.high) } else { z }, store);
+            }
+        }
+    }
+}
+
+/// Adds a row to the sums of dy before the activation, and of it times what is seen from the centre.
+///
+/// # Safety
+/// As for [`forward`].
+#[inline(always)]
+pub unsafe fn gradient_sums<S: Simd, const NV: usize>(row: &NormRow, dy: &[Line], sums: &mut [[f64; BLOCK]; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe { by_form!(row, gradient_sums_as, dy, sums) }
+}
+
+#[inline(always)]
+unsafe fn gradient_sums_as<S: Simd, const NV: usize, const ADDED: bool, const CLAMP: bool>(
+    row: &NormRow,
+    dy: &[Line],
+    sums: &mut [[f64; BLOCK]; 2],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let norm = Loaded::<S::V, NV>::new::<S>(row);
+        let mut all = [[S::widen(S::zero()); NV]; 2];
+        for (all, sums) in all.iter_mut().zip(sums.iter()) {
+            for (v, all) in all.iter_mut().enumerate() {
+                *all = S::load_doubles(sums.as_ptr().add(v * S::LANES));
+            }
+        }
+        let [sums_of_dy, sums_along] = &mut all;
+        for (point, dy) in dy.iter().enumerate() {
+            for (v, (sum, along)) in sums_of_dy.iter_mut().zip(sums_along.iter_mut()).enumerate() {
+                let (seen, z) = norm.point::<S, ADDED>(row, point, v);
+                let dy = S::load(dy.as_ptr().add(v * S::LANES));
+                let g = S::widen(if CLAMP { S::within(z, norm.low, norm.high, dy) } else { dy });
+                *sum = S::add_doubles(*sum, g);
+                *along = S::add_doubles(*along, S::mul_doubles(g, S::widen(seen)));
+            }
+        }
+        for (all, sums) in all.iter().zip(sums.iter_mut()) {
+            for (v, all) in all.iter().enumerate() {
+                S::store_doubles(sums.as_mut_ptr().add(v * S::LANES), *all);
+            }
+        }
+    }
+}
+
+/// The gradient of what is normalised; without a slope, of what is added to it.
+///
+/// # Safety
+/// As for [`forward`].
+#[inline(always)]
+pub unsafe fn input_gradient<S: Simd, const NV: usize>(
+    row: &NormRow,
+    dy: &[Line],
+    slope: Option<&Slope>,
+    dx: &mut [Line],
+    store: Store,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { by_form!(row, input_gradient_as, dy, slope, dx, store) }
+}
+
+#[inline(always)]
+unsafe fn input_gradient_as<S: Simd, const NV: usize, const ADDED: bool, const CLAMP: bool>(
+    row: &NormRow,
+    dy: &[Line],
+    slope: Option<&Slope>,
+    dx: &mut [Line],
+    store: Store,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let norm = Loaded::<S::V, NV>::new::<S>(row);
+        let Some(slope) = slope else {
+            for (point, (dx, dy)) in dx.iter_mut().zip(dy).enumerate() {
+                for v in 0..NV {
+                    let (_, z) = norm.point::<S, ADDED>(row, point, v);
+                    let dy = S::load(dy.as_ptr().add(v * S::LANES));
+                    let g = if CLAMP { S::within(z, norm.low, norm.high, dy) } else { dy };
+                    save::<S>(dx, v, g, store);
+                }
+            }
+            return;
+        };
+        let [scale, along, shift] = [&slope.scale, &slope.along, &slope.shift].map(|line| load::<S, NV>(line));
+        for (point, (dx, dy)) in dx.iter_mut().zip(dy).enumerate() {
+            for v in 0..NV {
+                let (seen, z) = norm.point::<S, ADDED>(row, point, v);
+                let dy = S::load(dy.as_ptr().add(v * S::LANES));
+                let g = if CLAMP { S::within(z, norm.low, norm.high, dy) } else { dy };
+                let rest = S::add(S::mul(seen, along[v]), shift[v]);
+                save::<S>(dx, v, S::add(S::mul(g, scale[v]), rest), store);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fast::function::{Clip, Function, Identity, Relu};
+    use crate::fast::isa::portably;
+    use crate::fast::lines::each;
+    use crate::fast::norm;
+    use crate::twin::Numbers;
+
+    /// Rows of random points, each line aligned as lines of tensors are.
+    #[repr(align(64))]
+    struct Aligned<const N: usize>([Line; N]);
+
+    fn random<const N: usize>(numbers: &mut Numbers) -> Aligned<N> {
+        Aligned(std::array::from_fn(|_| std::array::from_fn(|_| numbers.value(false) as f32)))
+    }
+
+    /// What the loops of `norm.rs` and those by vectors do, with a function and the clamp that it is.
+    fn compare<F: Function>(f: F, activation: Option<Activation>, seed: u64) {
+        const N: usize = 7;
+        let mut numbers = Numbers::new(seed);
+        let [x, added, dy]: [Aligned<N>; 3] = std::array::from_fn(|_| random(&mut numbers));
+        let lines: Aligned<8> = random(&mut numbers);
+        let [centre, rest, inverse, scale, shift, along, slope_scale, slope_shift] = lines.0;
+        let norm = Norm { centre, rest, inverse, scale, shift };
+        let slope = Slope { scale: slope_scale, along, shift: slope_shift };
+        for (added, store) in [(None, Store::Over), (Some(&added.0[..]), Store::Stream), (None, Store::Add)] {
+            let points = || x.0.iter().enumerate().map(|(i, x)| (x, added.map(|added| &added[i])));
+            for portable in [false, true] {
+                let by_vectors = || ByVectors::new(activation).expect("a clamp");
+                let by_vectors = if portable { portably(by_vectors) } else { by_vectors() };
+                let row = by_vectors.row(&x.0, added, &norm);
+                // What lines held before, in both.
+                let before: Aligned<N> = random(&mut numbers);
+                let both = || [Aligned(before.0), Aligned(before.0)];
+                let [mut expected, mut found] = both();
+                norm::normalise(f, points(), &norm, &mut expected.0, store);
+                by_vectors.forward(&row, &mut found.0, store);
+                assert_eq!(found.0, expected.0, "forward, {activation:?}, {store:?}");
+                let mut sums = [[[0.25; BLOCK]; 2]; 2];
+                norm::gradient_moments(f, points(), &norm, &dy.0, &mut sums[0]);
+                by_vectors.gradient_sums(&row, &dy.0, &mut sums[1]);
+                assert_eq!(sums[1], sums[0], "sums, {activation:?}");
+                for slope in [Some(&slope), None] {
+                    let [mut expected, mut found] = both();
+                    norm::input_gradient(f, points(), &norm, &dy.0, slope, &mut expected.0, store);
+                    by_vectors.input_gradient(&row, &dy.0, slope, &mut found.0, store);
+                    assert_eq!(found.0, expected.0, "gradient, {activation:?}, {store:?}");
+                }
+            }
+        }
+        let some = each(|l| f.slope_at((x.0[0][l] - norm.centre[l]) * norm.scale[l] + norm.shift[l]));
+        assert!(activation.is_none() || some.contains(&0.0), "nothing was cut off");
+    }
+
+    #[test]
+    fn vectors_do_what_points_do() {
+        for seed in 0..20 {
+            compare(Identity, None, seed);
+            compare(Relu, Some(Activation::Relu), seed);
+            let (low, high) = (-0.125, 0.25);
+            compare(Clip { low, high }, Some(Activation::Clip { low, high }), seed);
+        }
+    }
+
+    #[test]
+    fn curved_functions_are_left_to_points() {
+        assert!(ByVectors::new(Some(Activation::Silu)).is_none() && ByVectors::new(None).is_some());
+    }
+}
