@@ -97,13 +97,31 @@ impl Rows {
     pub fn of(&self, tile: usize) -> impl Iterator<Item = Row> + use<> {
         let (count, tiles) = (self.count(), self.tiles);
         let [_, _, d, h, _] = self.region.shape().0;
-        let (start, blocks) = (self.region.start, self.blocks);
-        (tile * count / tiles..(tile + 1) * count / tiles).map(move |number| Row {
-            n: start[0] + (number / (blocks * h * d)) as isize,
-            d: start[2] + (number / (blocks * h) % d) as isize,
-            h: start[3] + (number / blocks % h) as isize,
-            block: number % blocks,
-            number,
+        let (start, end, blocks) = (self.region.start, self.region.end, self.blocks);
+        let numbers = tile * count / tiles..(tile + 1) * count / tiles;
+        let first = numbers.start;
+        let mut next = Row {
+            n: start[0] + (first / (blocks * h * d)) as isize,
+            d: start[2] + (first / (blocks * h) % d) as isize,
+            h: start[3] + (first / blocks % h) as isize,
+            block: first % blocks,
+            number: first,
+        };
+        // Counted up: rows may be as short as divisions are slow.
+        numbers.map(move |_| {
+            let row = next;
+            next.number += 1;
+            next.block += 1;
+            if next.block == blocks {
+                (next.block, next.h) = (0, next.h + 1);
+            }
+            if next.h == end[3] {
+                (next.h, next.d) = (start[3], next.d + 1);
+            }
+            if next.d == end[2] {
+                (next.d, next.n) = (start[2], next.n + 1);
+            }
+            row
         })
     }
 }

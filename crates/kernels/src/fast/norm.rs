@@ -286,7 +286,7 @@ impl Plain for Statistics {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let x = operands.floats(Operand::Input(0));
         let columns = self.strips.columns();
-        for strip in self.strips.of(tile) {
+        for strip in self.strips.backwards(tile) {
             let (mut sums, mut squares) = ([0f64; BLOCK], [0f64; BLOCK]);
             for (d, h) in self.strips.rows(strip) {
                 let space = [(d, d + 1), (h, h + 1), columns];
@@ -470,7 +470,7 @@ impl<F: Function> Plain for GradientStatistics<F> {
         let norms = records::<Norm>(operands, self.norms);
         let columns = self.strips.columns();
         let (seen, seen_dy) = scratch.split_at_mut(self.inputs.scratch(points(columns)));
-        for strip in self.strips.of(tile) {
+        for strip in self.strips.backwards(tile) {
             let norm = &norms[self.find.record(strip.n, strip.block)];
             let mut sums = [[0f64; BLOCK]; 2];
             for (d, h) in self.strips.rows(strip) {

@@ -18,8 +18,9 @@ const TILE_BYTES: usize = 1 << 19;
 #[derive(Clone, Debug)]
 pub struct Strips {
     region: Region,
-    /// Rows of a depth of the whole tensor.
+    /// Rows of a depth of the whole tensor, and of all depths.
     height: usize,
+    all: usize,
     /// Rows of a strip.
     rows: usize,
     /// The first strip that the region has rows of.
@@ -44,7 +45,7 @@ pub struct Strip {
 impl Strips {
     /// Of a region of a tensor; `lines` is how many lines are read for each of the region.
     pub fn new(shape: Shape, region: &Region, lines: usize) -> Strips {
-        let [_, _, _, height, width] = shape.0;
+        let [_, _, depth, height, width] = shape.0;
         let rows = (POINTS / width.max(1)).max(1);
         let [samples, channels, depths, here, columns] = region.shape().0;
         let row = |d: isize, h: isize| d as usize * height + h as usize;
@@ -59,7 +60,7 @@ impl Strips {
         let blocks = channels.div_ceil(BLOCK);
         let bytes = samples * blocks * depths * here * columns * lines * BLOCK * 4;
         let tiles = bytes.div_ceil(TILE_BYTES).min(samples * count * blocks);
-        Strips { region: *region, height, rows, first, count, blocks, tiles }
+        Strips { region: *region, height, all: depth * height, rows, first, count, blocks, tiles }
     }
 
     /// The strips of a tile, block after block.
@@ -70,6 +71,12 @@ impl Strips {
             let sample = i / (blocks * count);
             Strip { n: start + sample as isize, sample, strip: i / blocks % count, block: i % blocks }
         })
+    }
+
+    /// The same from the end of memory to its beginning: what was written last before a pass is still in a cache, and so is what
+    /// it reads last for the pass that follows.
+    pub fn backwards(&self, tile: usize) -> impl Iterator<Item = Strip> + use<> {
+        self.of(self.tiles - 1 - tile)
     }
 
     /// Columns of the region.
@@ -92,7 +99,7 @@ impl Strips {
             let (start, end): Span = region.range(axis);
             start <= at && at < end
         };
-        (first..first + self.rows)
+        (first..(first + self.rows).min(self.all))
             .map(move |row| ((row / height) as isize, (row % height) as isize))
             .filter(move |&(d, h)| inside(Axis::Depth, d) && inside(Axis::Height, h))
     }
