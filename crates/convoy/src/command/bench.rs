@@ -115,6 +115,8 @@ struct Bench {
     /// Of each step.
     seconds: Vec<f64>,
     planned_bytes: u64,
+    /// Of all threads, on adding leaves of weight gradients together, in one step.
+    fold_seconds: f64,
     /// By layer and pass, in one step.
     parts: BTreeMap<(usize, Part), Cost>,
 }
@@ -191,9 +193,10 @@ impl Bench {
         let settings = Settings { profile, ..Settings::default() };
         let mut engine = Engine::new(network, programs, threads, communicator, settings);
         state::put_weights(&mut engine, network, weights);
-        let mut seconds = vec![];
+        let (mut seconds, mut folded_before) = (vec![], 0.0);
         for step in 0..WARM_UP + steps {
             if step == WARM_UP {
+                folded_before = fast::fold::seconds();
                 engine.take_times(0);
                 seconds.clear();
             }
@@ -202,6 +205,7 @@ impl Bench {
             engine.step(0, Batch { images: &images, targets: &targets }, moment).map_err(Error::from)?;
             seconds.push(began.elapsed().as_secs_f64());
         }
+        let fold_seconds = (fast::fold::seconds() - folded_before) / steps as f64;
         let mut parts = BTreeMap::new();
         let times = engine.take_times(0);
         let program = engine.program(0);
@@ -212,7 +216,8 @@ impl Bench {
             cost.bytes += bytes;
             cost.algorithm = cost.algorithm.or(algorithm);
         }
-        Ok(Bench { batch, mode, threads, seconds, planned_bytes: engine.bytes() as u64, parts })
+        let planned_bytes = engine.bytes() as u64;
+        Ok(Bench { batch, mode, threads, seconds, planned_bytes, fold_seconds, parts })
     }
 
     fn median(&self) -> f64 {
@@ -328,6 +333,7 @@ fn tell(network: &Network, bench: &Bench, peak: &Peak, matches: &ArgMatches) -> 
             "gflops": gflops,
             "fma_peak_gflops": peak.gflops,
             "memory_gbytes": peak.gbytes,
+            "fold_seconds": bench.fold_seconds,
             "planned_bytes": bench.planned_bytes,
             "peak_rss_bytes": machine::peak_rss_bytes(),
         });
@@ -418,13 +424,14 @@ fn bounds(bench: &Bench, rows: &[Row], peak: &Peak) -> String {
     let percent = |part: f64| 100.0 * part / all;
     format!(
         "products take {:.0} % of the threads' time, at {:.0} % of the peak of {:.1} GFLOP/s; passes over memory {:.0} %, at {:.0} % of \
-         {:.1} GB/s; {:.0} % nothing runs",
+         {:.1} GB/s; {:.0} % nothing runs\nfolding gradients over leaves: {:.1} % of the step",
         percent(products),
         100.0 * gflop / products.max(1e-9) / (peak.gflops / threads),
         peak.gflops,
         percent(memory),
         100.0 * gbytes / memory.max(1e-9) / (peak.gbytes / threads),
         peak.gbytes,
-        percent((all - products - memory).max(0.0))
+        percent((all - products - memory).max(0.0)),
+        percent(bench.fold_seconds)
     )
 }

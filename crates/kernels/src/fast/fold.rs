@@ -4,8 +4,33 @@
 //! combined by a fixed binary tree: a rank that holds whole subtrees gets the bits that one rank would. Empty leaves are
 //! passed over, never added as zeros.
 
+use super::isa::Isa;
 use crate::stage::leaf_range;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nanoseconds that all threads spent on adding leaves of weight gradients together.
+static SPENT: AtomicU64 = AtomicU64::new(0);
+
+/// Seconds that all threads of this process spent on adding leaves of weight gradients together, where they were not in
+/// registers.
+pub fn seconds() -> f64 {
+    Duration::from_nanos(SPENT.load(Ordering::Relaxed)).as_secs_f64()
+}
+
+/// Does something and counts its time among that of folding.
+pub fn timed<T>(f: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = f();
+    SPENT.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    result
+}
+
+/// Adds a leaf's sums to another's.
+pub fn add(isa: &Isa, into: &mut [f32], from: &[f32]) {
+    timed(|| isa.add(into, from));
+}
 
 /// Where the tree splits `count` leaves (or ranks): the largest power of two below.
 pub fn middle(count: usize) -> usize {

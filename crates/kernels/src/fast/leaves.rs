@@ -89,6 +89,12 @@ impl Leaves {
 
 impl Kernel for Leaves {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
+        fold::timed(|| self.fold(tile, operands, scratch));
+    }
+}
+
+impl Leaves {
+    fn fold(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let sums = operands.floats(self.from);
         let end = ((tile + 1) * self.tile).min(self.len);
         for at in (tile * self.tile..end).step_by(PIECE) {

@@ -319,7 +319,7 @@ impl WeightGradient {
             &mut levels,
             &|l| p.leaves[l].is_empty(),
             &mut |l, into: &mut &mut [f32]| self.leaf(part, l, x, dy, into),
-            &|into, from| self.isa.add(into, from),
+            &|into, from| fold::add(self.isa, into, from),
         );
         if !any {
             levels[0].fill(0.0);

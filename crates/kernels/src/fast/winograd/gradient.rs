@@ -335,7 +335,7 @@ impl Kernel for Parts {
             &mut levels,
             &|l| self.leaves[l].is_empty(),
             &mut |l, into: &mut &mut [f32]| self.leaf(l, (&outer, &inner), operands, (planes, sums), into),
-            &|into, from| self.isa.add(into, from),
+            &|into, from| fold::add(self.isa, into, from),
         );
         for (o, sums) in outer.zip(levels[0].chunks_exact_mut(inner.len() * self.size.weights())) {
             if !any {
