@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// The kernels that this program has.
 pub fn kernels_version() -> String {
-    format!("convoy-kernels {}", env!("CARGO_PKG_VERSION"))
+    format!("convoy-kernels {} of sources {}", env!("CARGO_PKG_VERSION"), convoy_kernels::SOURCES)
 }
 
 /// Where this computer's calibration is kept.

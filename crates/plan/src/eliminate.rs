@@ -61,50 +61,55 @@ pub enum Keep {
 /// Entries of a table, at most: a layer with three neighbours of a hundred choices each.
 const MOST_ENTRIES: usize = 1 << 20;
 
-/// Choices that led somewhere.
-enum Trail {
-    One(usize, usize),
-    Both(Rc<Trail>, Rc<Trail>),
-    Nothing,
-}
-
-#[derive(Clone)]
-struct Point {
-    price: Price,
-    trail: Rc<Trail>,
+/// What is kept of the cost of some layers for one choice of each: seconds alone, or points of a front.
+trait Worth: Clone {
+    fn own(price: Price, layer: usize, choice: usize) -> Self;
+    fn pair(seconds: f64) -> Self;
+    /// Seconds at best.
+    fn seconds(&self) -> f64;
 }
 
 /// A cost of some layers together: by their choices, the last varying fastest.
-struct Factor {
+struct Factor<W> {
     layers: Vec<usize>,
     sizes: Vec<usize>,
-    points: Vec<Vec<Point>>,
+    worth: Vec<W>,
 }
 
-impl Factor {
-    /// The points for a choice of every layer.
-    fn at(&self, choices: &[usize]) -> &[Point] {
-        let place = self.layers.iter().zip(&self.sizes).fold(0, |place, (layer, size)| place * size + choices[*layer]);
-        &self.points[place]
+impl<W> Factor<W> {
+    /// By neighbour in `among`: how far apart its choices are here; none where it has no part in this.
+    fn steps(&self, among: &[usize]) -> Vec<usize> {
+        let step = |layer: &usize| {
+            let at = self.layers.iter().position(|l| l == layer);
+            at.map_or(0, |at| self.sizes[at + 1..].iter().product())
+        };
+        among.iter().map(step).collect()
     }
 }
 
 /// The best choices.
 pub fn eliminate(decision: &Decision, keep: Keep) -> Found {
-    let none = Rc::new(Trail::Nothing);
-    let mut factors: Vec<Factor> = vec![];
+    match keep {
+        Keep::Fastest => fastest(decision),
+        Keep::Front(most) => front(decision, most),
+    }
+}
+
+/// What is done with a layer that is taken out, given its costs, its neighbours and the sizes of their choices.
+type TakeOut<'a, W> = &'a mut dyn FnMut(usize, Vec<Factor<W>>, &[usize], &[usize]) -> Vec<W>;
+
+/// Takes out one layer after the other; what is left are costs of no layer. Also the layers whose choice was guessed, and which.
+fn reduce<W: Worth>(decision: &Decision, take_out: TakeOut<W>) -> (Vec<W>, Vec<(usize, usize)>) {
+    let mut factors: Vec<Factor<W>> = vec![];
     for (layer, own) in decision.own.iter().enumerate() {
-        let point =
-            |(choice, price): (usize, &Price)| vec![Point { price: *price, trail: Rc::new(Trail::One(layer, choice)) }];
-        let points = own.iter().enumerate().map(point).collect();
-        factors.push(Factor { layers: vec![layer], sizes: vec![own.len()], points });
+        let worth = own.iter().enumerate().map(|(choice, price)| W::own(*price, layer, choice)).collect();
+        factors.push(Factor { layers: vec![layer], sizes: vec![own.len()], worth });
     }
     for (&(a, b), seconds) in &decision.pairs {
-        let point = |s: &f64| vec![Point { price: Price { seconds: *s, bytes: 0.0 }, trail: none.clone() }];
-        let points = seconds.iter().flatten().map(point).collect();
-        factors.push(Factor { layers: vec![a, b], sizes: vec![decision.own[a].len(), decision.own[b].len()], points });
+        let worth = seconds.iter().flatten().map(|&s| W::pair(s)).collect();
+        factors.push(Factor { layers: vec![a, b], sizes: vec![decision.own[a].len(), decision.own[b].len()], worth });
     }
-    let mut proven = true;
+    let mut guessed = vec![];
     // By layer that is left: its neighbours.
     let mut around: BTreeMap<usize, BTreeSet<usize>> = (0..decision.own.len()).map(|l| (l, BTreeSet::new())).collect();
     for &(a, b) in decision.pairs.keys() {
@@ -119,11 +124,15 @@ pub fn eliminate(decision: &Decision, keep: Keep) -> Found {
         });
         if table(&near) > MOST_ENTRIES {
             // Too many neighbours: what is cheapest for itself, and hope.
-            proven = false;
-            fix(&mut factors, layer);
+            guessed.push((layer, fix(&mut factors, layer)));
             near.clear();
         } else {
-            take_out(&mut factors, layer, &near, decision, keep, &mut proven);
+            let (mine, others): (Vec<_>, Vec<_>) = factors.into_iter().partition(|f| f.layers.contains(&layer));
+            factors = others;
+            let layers: Vec<usize> = near.iter().copied().collect();
+            let sizes: Vec<usize> = layers.iter().map(|&l| decision.own[l].len()).collect();
+            let worth = take_out(layer, mine, &layers, &sizes);
+            factors.push(Factor { layers, sizes, worth });
         }
         // Neighbours of what is gone are neighbours now.
         for &l in &near {
@@ -131,94 +140,162 @@ pub fn eliminate(decision: &Decision, keep: Keep) -> Found {
             around.entry(l).or_default().extend(others);
         }
     }
-    // What is left has no layers: sum it up.
-    let all = factors.into_iter().map(|f| f.points.into_iter().next().unwrap_or_default());
-    let start = vec![Point { price: Price::default(), trail: none }];
-    let points = all.fold(start, |sum, points| best(join(&sum, &points), keep, &mut proven));
-    let front = points.into_iter().map(|p| chosen(p, decision.own.len())).collect();
-    Found { front, proven }
+    (factors.into_iter().filter_map(|f| f.worth.into_iter().next()).collect(), guessed)
 }
 
 /// Leaves a layer only the choice that is cheapest for itself, and its neighbours no say in it.
-fn fix(factors: &mut [Factor], layer: usize) {
+fn fix<W: Worth>(factors: &mut [Factor<W>], layer: usize) -> usize {
     let own = factors.iter().position(|f| f.layers == [layer]).expect("bug: a layer without a cost");
-    let cheapest = |f: &Factor| {
-        let seconds = |points: &Vec<Point>| points.first().map_or(f64::INFINITY, |p| p.price.seconds);
-        (0..f.points.len()).min_by(|&a, &b| seconds(&f.points[a]).total_cmp(&seconds(&f.points[b]))).unwrap_or(0)
-    };
-    let choice = cheapest(&factors[own]);
+    let seconds = |choice: usize| factors[own].worth[choice].seconds();
+    let choice = (0..factors[own].worth.len()).min_by(|&a, &b| seconds(a).total_cmp(&seconds(b))).unwrap_or(0);
     for factor in factors.iter_mut() {
         let Some(at) = factor.layers.iter().position(|&l| l == layer) else { continue };
         let inner: usize = factor.sizes[at + 1..].iter().product();
         let size = factor.sizes[at];
         let is_kept = |i: usize| i / inner % size == choice;
-        let points = std::mem::take(&mut factor.points);
-        factor.points = points.into_iter().enumerate().filter(|(i, _)| is_kept(*i)).map(|(_, p)| p).collect();
+        let worth = std::mem::take(&mut factor.worth);
+        factor.worth = worth.into_iter().enumerate().filter(|(i, _)| is_kept(*i)).map(|(_, w)| w).collect();
         factor.layers.remove(at);
         factor.sizes.remove(at);
     }
+    choice
 }
 
-/// Replaces all costs that a layer has a part in by one of its neighbours: with its best choice for each of theirs.
-fn take_out(
-    factors: &mut Vec<Factor>,
-    layer: usize,
-    around: &BTreeSet<usize>,
-    decision: &Decision,
-    keep: Keep,
-    proven: &mut bool,
-) {
-    let (mine, others): (Vec<Factor>, Vec<Factor>) =
-        std::mem::take(factors).into_iter().partition(|f| f.layers.contains(&layer));
-    *factors = others;
-    if mine.is_empty() {
-        return;
-    }
-    let layers: Vec<usize> = around.iter().copied().collect();
-    let sizes: Vec<usize> = layers.iter().map(|&l| decision.own[l].len()).collect();
-    let entries: usize = sizes.iter().product();
-    let mut points = Vec::with_capacity(entries);
-    let mut choices = vec![0; decision.own.len()];
-    for entry in 0..entries {
-        let mut rest = entry;
-        for (l, size) in layers.iter().zip(&sizes).rev() {
-            choices[*l] = rest % size;
-            rest /= size;
-        }
-        points.push(best_of(&mine, layer, decision.own[layer].len(), &mut choices, keep, proven));
-    }
-    factors.push(Factor { layers, sizes, points });
+/// Counts through the choices of some layers, the last varying fastest, and keeps the place of each in several tables.
+struct Places<'a> {
+    sizes: &'a [usize],
+    choices: Vec<usize>,
+    /// By table: how far apart choices are, by layer; and where it is.
+    tables: Vec<(Vec<usize>, usize)>,
 }
 
-/// The best points over all choices of a layer, given its neighbours'.
-fn best_of(
-    mine: &[Factor],
-    layer: usize,
-    count: usize,
-    choices: &mut [usize],
-    keep: Keep,
-    proven: &mut bool,
-) -> Vec<Point> {
-    if keep == Keep::Fastest {
-        let mut fastest = (f64::INFINITY, 0);
-        for choice in 0..count {
-            choices[layer] = choice;
-            let seconds: f64 =
-                mine.iter().map(|f| f.at(choices).first().map_or(f64::INFINITY, |p| p.price.seconds)).sum();
-            if seconds < fastest.0 {
-                fastest = (seconds, choice);
+impl Places<'_> {
+    fn next(&mut self) {
+        for at in (0..self.sizes.len()).rev() {
+            self.choices[at] += 1;
+            self.tables.iter_mut().for_each(|(steps, place)| *place += steps[at]);
+            if self.choices[at] < self.sizes[at] {
+                return;
             }
+            self.tables.iter_mut().for_each(|(steps, place)| *place -= steps[at] * self.sizes[at]);
+            self.choices[at] = 0;
         }
-        choices[layer] = fastest.1;
-        return mine.iter().skip(1).fold(mine[0].at(choices).to_vec(), |sum, f| join(&sum, f.at(choices)));
     }
-    let mut all = vec![];
-    for choice in 0..count {
-        choices[layer] = choice;
-        let joined = mine.iter().skip(1).fold(mine[0].at(choices).to_vec(), |sum, f| join(&sum, f.at(choices)));
-        all.extend(joined);
+}
+
+impl Worth for f64 {
+    fn own(price: Price, _layer: usize, _choice: usize) -> f64 {
+        price.seconds
     }
-    best(all, keep, proven)
+
+    fn pair(seconds: f64) -> f64 {
+        seconds
+    }
+
+    fn seconds(&self) -> f64 {
+        *self
+    }
+}
+
+/// A layer that was taken out: its best choice for each of its neighbours'.
+struct Answer {
+    layer: usize,
+    near: Vec<usize>,
+    sizes: Vec<usize>,
+    best: Vec<u32>,
+}
+
+/// Seconds alone: tables of numbers, and of what was best.
+fn fastest(decision: &Decision) -> Found {
+    let mut answers: Vec<Answer> = vec![];
+    let (left, guessed) = reduce(decision, &mut |layer, mine: Vec<Factor<f64>>, near, sizes| {
+        let entries: usize = sizes.iter().product();
+        let (mut worth, mut best) = (Vec::with_capacity(entries), Vec::with_capacity(entries));
+        let tables = mine.iter().map(|f| (f.steps(near), 0)).collect();
+        let own: Vec<usize> = mine.iter().map(|f| f.steps(&[layer])[0]).collect();
+        let mut places = Places { sizes, choices: vec![0; sizes.len()], tables };
+        for _ in 0..entries {
+            let mut least = (f64::INFINITY, 0);
+            for choice in 0..decision.own[layer].len() {
+                let at = places.tables.iter().zip(&own).map(|((_, place), step)| place + step * choice);
+                let seconds: f64 = mine.iter().zip(at).map(|(f, at)| f.worth[at]).sum();
+                if seconds < least.0 {
+                    least = (seconds, choice);
+                }
+            }
+            worth.push(least.0);
+            best.push(least.1 as u32);
+            places.next();
+        }
+        answers.push(Answer { layer, near: near.to_vec(), sizes: sizes.to_vec(), best });
+        worth
+    });
+    let mut choices = vec![0; decision.own.len()];
+    guessed.iter().for_each(|&(layer, choice)| choices[layer] = choice);
+    // What was taken out last knows its choice first.
+    for answer in answers.iter().rev() {
+        let at = answer.near.iter().zip(&answer.sizes).fold(0, |at, (l, size)| at * size + choices[*l]);
+        choices[answer.layer] = answer.best[at] as usize;
+    }
+    let bytes = choices.iter().zip(&decision.own).map(|(&choice, own)| own[choice].bytes).sum();
+    let price = Price { seconds: left.iter().sum(), bytes };
+    Found { front: vec![Chosen { choices, price }], proven: guessed.is_empty() }
+}
+
+/// Choices that led somewhere.
+enum Trail {
+    One(usize, usize),
+    Both(Rc<Trail>, Rc<Trail>),
+    Nothing,
+}
+
+#[derive(Clone)]
+struct Point {
+    price: Price,
+    trail: Rc<Trail>,
+}
+
+impl Worth for Vec<Point> {
+    fn own(price: Price, layer: usize, choice: usize) -> Vec<Point> {
+        vec![Point { price, trail: Rc::new(Trail::One(layer, choice)) }]
+    }
+
+    fn pair(seconds: f64) -> Vec<Point> {
+        vec![Point { price: Price { seconds, bytes: 0.0 }, trail: Rc::new(Trail::Nothing) }]
+    }
+
+    fn seconds(&self) -> f64 {
+        self.first().map_or(f64::INFINITY, |point| point.price.seconds)
+    }
+}
+
+/// Seconds and bytes: every entry has a front of its own.
+fn front(decision: &Decision, most: usize) -> Found {
+    let mut proven = true;
+    let (left, guessed) = reduce(decision, &mut |layer, mine: Vec<Factor<Vec<Point>>>, near, sizes| {
+        let entries: usize = sizes.iter().product();
+        let tables = mine.iter().map(|f| (f.steps(near), 0)).collect();
+        let own: Vec<usize> = mine.iter().map(|f| f.steps(&[layer])[0]).collect();
+        let mut places = Places { sizes, choices: vec![0; sizes.len()], tables };
+        let mut worth = Vec::with_capacity(entries);
+        for _ in 0..entries {
+            let mut all = vec![];
+            for choice in 0..decision.own[layer].len() {
+                let at = places.tables.iter().zip(&own).map(|((_, place), step)| place + step * choice);
+                let mut costs = mine.iter().zip(at).map(|(f, at)| &f.worth[at]);
+                let first = costs.next().cloned().unwrap_or_default();
+                all.extend(costs.fold(first, |sum, points| join(&sum, points)));
+            }
+            worth.push(best(all, most, &mut proven));
+            places.next();
+        }
+        worth
+    });
+    proven &= guessed.is_empty();
+    let start = <Vec<Point>>::pair(0.0);
+    let points = left.iter().fold(start, |sum, points| best(join(&sum, points), most, &mut proven));
+    let front = points.into_iter().map(|p| chosen(p, decision.own.len())).collect();
+    Found { front, proven }
 }
 
 fn join(a: &[Point], b: &[Point]) -> Vec<Point> {
@@ -234,7 +311,7 @@ fn join(a: &[Point], b: &[Point]) -> Vec<Point> {
 }
 
 /// Points that no other beats in both.
-fn best(mut points: Vec<Point>, keep: Keep, proven: &mut bool) -> Vec<Point> {
+fn best(mut points: Vec<Point>, most: usize, proven: &mut bool) -> Vec<Point> {
     points.sort_by(|a, b| a.price.seconds.total_cmp(&b.price.seconds).then(a.price.bytes.total_cmp(&b.price.bytes)));
     let mut front: Vec<Point> = vec![];
     for point in points {
@@ -242,15 +319,11 @@ fn best(mut points: Vec<Point>, keep: Keep, proven: &mut bool) -> Vec<Point> {
             front.push(point);
         }
     }
-    match keep {
-        Keep::Fastest => front.truncate(1),
-        Keep::Front(most) if front.len() > most => {
-            // The fastest, the smallest, and some in between.
-            *proven = false;
-            let last = front.len() - 1;
-            front = (0..most).map(|i| front[i * last / (most - 1).max(1)].clone()).collect();
-        }
-        Keep::Front(_) => {}
+    if front.len() > most {
+        // The fastest, the smallest, and some in between.
+        *proven = false;
+        let last = front.len() - 1;
+        front = (0..most).map(|i| front[i * last / (most - 1).max(1)].clone()).collect();
     }
     front
 }

@@ -11,10 +11,9 @@ const ALL_PRODUCTS: usize = 16;
 pub fn grids(network: &Network, layer: LayerId, shapes: &[Shape], ranks: usize) -> Vec<Grid> {
     let mut all = vec![Grid::data(ranks)];
     for sample in divisors(ranks).into_iter().rev().filter(|&n| n < ranks && n <= shapes[layer.0].samples()) {
-        for [filter, channel, depth, height, width] in products(ranks / sample) {
-            let kinds = [filter > 1, channel > 1, depth * height * width > 1].into_iter().filter(|cut| *cut).count();
+        for [filter, channel, depth, height, width] in products(ranks / sample, ranks <= ALL_PRODUCTS) {
             let grid = Grid { sample, filter, channel, depth, height, width };
-            if (ranks <= ALL_PRODUCTS || kinds <= 1) && check(&grid, layer, network, shapes).is_ok() {
+            if check(&grid, layer, network, shapes).is_ok() {
                 all.push(grid);
             }
         }
@@ -22,11 +21,11 @@ pub fn grids(network: &Network, layer: LayerId, shapes: &[Shape], ranks: usize) 
     all
 }
 
-/// All ways to write a number as a product of five.
-fn products(n: usize) -> Vec<[usize; 5]> {
+/// All ways to write a number as a product of five; or only those in which the first, the second or the last three are all of it.
+fn products(n: usize, any: bool) -> Vec<[usize; 5]> {
     let mut all = vec![];
-    for a in divisors(n) {
-        for b in divisors(n / a) {
+    for a in divisors(n).into_iter().filter(|&a| any || a == 1 || a == n) {
+        for b in divisors(n / a).into_iter().filter(|&b| any || b == 1 || b == n / a) {
             for c in divisors(n / a / b) {
                 all.extend(divisors(n / a / b / c).into_iter().map(|d| [a, b, c, d, n / a / b / c / d]));
             }

@@ -263,14 +263,16 @@ fn why(asked: &Asked, found: &[(Candidate, Prepared)]) -> String {
         ms(difference.abs()),
         if difference < 0.0 { "less" } else { "more" }
     );
-    let mut changes = vec![];
-    for (what, change) in CHANGES {
+    let both = CHANGES.iter().flat_map(|change| [(change, best, best_prepared), (change, next, next_prepared)]);
+    let seconds = side_by_side(both.collect(), |((_, change), candidate, prepared)| {
         let mut machine = asked.machine.clone();
         change(&mut machine);
-        let first = estimate(asked, &machine, &best.strategy, best_prepared).step_seconds;
-        let second = estimate(asked, &machine, &next.strategy, next_prepared).step_seconds;
-        if asked.goal == Goal::Time && second < first {
-            changes.push(format!("{what} ({} against {})", ms(second), ms(first)));
+        estimate(asked, &machine, &candidate.strategy, prepared).step_seconds
+    });
+    let mut changes = vec![];
+    for ((what, _), pair) in CHANGES.iter().zip(seconds.chunks(2)) {
+        if asked.goal == Goal::Time && pair[1] < pair[0] {
+            changes.push(format!("{what} ({} against {})", ms(pair[1]), ms(pair[0])));
         }
     }
     text += &match changes.is_empty() {
@@ -307,6 +309,9 @@ mod tests {
     use convoy_net::{Kind, Network};
     use convoy_predict::Collectives;
     use convoy_program::Options;
+    use proptest::prelude::{Strategy as _, *};
+    use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+    use std::collections::BTreeSet;
 
     /// Small networks of all shapes: a chain, a skip over a layer, two branches, fully connected layers.
     fn networks() -> Vec<Network> {
@@ -329,59 +334,113 @@ mod tests {
         vec![chain, skip, branches]
     }
 
+    /// A network of a few layers on a small image, any of which may read any earlier one: by window, by pooling, summed or
+    /// put side by side.
+    fn random_networks() -> impl proptest::strategy::Strategy<Value = Network> {
+        let step = (0usize..7, 0usize..100, 0usize..100, 1usize..5);
+        let steps = prop::collection::vec(step, 1..4);
+        ((1usize..4, 1usize..7, 1usize..7), steps).prop_map(|((channels, height, width), steps)| {
+            let mut net = Network::new("random", &[channels, height, width]);
+            for (i, (kind, a, b, filters)) in steps.into_iter().enumerate() {
+                let (a, b) = (LayerId(a % (i + 1)), LayerId(b % (i + 1)));
+                let (kind, inputs) = match kind {
+                    0 => (Kind::MaxPool(MaxPool::new(&[2, 2]).stride(1).padding(1)), vec![a]),
+                    1 => (Kind::Activation(Activation::Relu), vec![a]),
+                    2 => (Kind::Add(Add), vec![a, b]),
+                    3 => (Kind::Concat(Concat), vec![a, b]),
+                    4 => (Kind::BatchNorm(BatchNorm::default()), vec![a]),
+                    _ => (Kind::Convolution(Convolution::new(filters, &[3, 3]).padding(1)), vec![a]),
+                };
+                net.join(format!("layer{i}"), kind, &inputs);
+            }
+            net.push("pool", Kind::GlobalAveragePool(GlobalAveragePool));
+            net.push("end", Kind::FullyConnected(FullyConnected::new(3)));
+            net
+        })
+    }
+
+    /// Combinations of grids that brute force takes its time for; networks with more are passed over.
+    const MOST: usize = 20_000;
+
+    #[test]
+    fn the_best_price_of_random_networks_is_that_of_brute_force() {
+        let config = Config { cases: 150, failure_persistence: None, max_global_rejects: 4000, ..Config::default() };
+        let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[12; 32]));
+        let machines = Machine::names().collect::<Vec<_>>();
+        let problems = (random_networks(), 1usize..5, 1usize..5, 0..machines.len());
+        let check = |(network, batch, ranks, machine): (Network, usize, usize, usize)| {
+            let Ok(shapes) = network.shapes(batch) else { return Err(TestCaseError::reject("sizes that do not fit")) };
+            let all = |l| grids(&network, LayerId(l), &shapes, ranks).len();
+            prop_assume!((0..shapes.len()).map(all).product::<usize>() <= MOST);
+            check_brute_force(&network, batch, ranks, machines[machine]);
+            Ok(())
+        };
+        runner.run(&problems, check).unwrap();
+    }
+
     /// What is found by elimination is what trying every grid of every layer finds, with no grid left out.
     #[test]
     fn the_best_price_is_that_of_brute_force() {
-        let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
         for network in networks() {
             for (batch, ranks, machine) in
                 [(2, 2, "cpu-10g"), (1, 2, "v100-cluster"), (3, 3, "abci"), (4, 4, "cpu-10g")]
             {
-                let machine = Machine::shipped(machine).unwrap();
-                let division = Default::default();
-                let options =
-                    Options { batch, mode: Mode::Train, leaves: 8, winograd: Winograd::Four, update, division };
-                let asked = Asked {
-                    network: &network,
-                    options: &options,
-                    machine: &machine,
-                    ranks,
-                    threads: None,
-                    ranks_per_node: None,
-                    collectives: Collectives::Direct,
-                    budget_bytes: None,
-                    goal: Goal::Time,
-                };
-                let shapes = network.shapes(batch).unwrap();
-                let prices = Prices::new(&asked, &shapes).unwrap();
-                let layers = (0..shapes.len()).map(LayerId);
-                let choices: Vec<Vec<Grid>> = layers.map(|l| grids(&network, l, &shapes, ranks)).collect();
-                let decision = decision(&asked, &prices, &choices);
-                let found = eliminate(&decision, Keep::Fastest);
-                assert!(found.proven);
-                // All combinations, priced one after the other and by themselves.
-                let count: usize = choices.iter().map(Vec::len).product();
-                let price = |mut i: usize| {
-                    let pick = |grids: &Vec<Grid>| {
-                        let grid = grids[i % grids.len()];
-                        i /= grids.len();
-                        grid
-                    };
-                    let picked: Vec<Grid> = choices.iter().map(pick).collect();
-                    let own: f64 = (0..picked.len()).map(|l| prices.own(LayerId(l), &picked[l]).seconds).sum();
-                    let inputs = |l: usize| network.layers[l].inputs.clone();
-                    let exchange = |l: usize, t: LayerId| prices.exchange(t, LayerId(l), &picked[t.0], &picked[l]);
-                    let pairs: f64 = (0..picked.len())
-                        .flat_map(|l| inputs(l).into_iter().map(move |t| (l, t)))
-                        .map(|(l, t)| exchange(l, t))
-                        .sum();
-                    own + pairs
-                };
-                let best = (0..count.min(200_000)).map(price).fold(f64::INFINITY, f64::min);
-                assert!(count <= 200_000, "{} has {count} combinations", network.name);
-                let found = found.front[0].price.seconds;
-                assert!((found / best - 1.0).abs() < 1e-9, "{} on {ranks}: {found} is not {best}", network.name);
+                check_brute_force(&network, batch, ranks, machine);
             }
         }
+    }
+
+    fn check_brute_force(network: &Network, batch: usize, ranks: usize, machine: &str) {
+        let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+        let machine = Machine::shipped(machine).unwrap();
+        let division = Default::default();
+        let options = Options { batch, mode: Mode::Train, leaves: 8, winograd: Winograd::Four, update, division };
+        let asked = Asked {
+            network,
+            options: &options,
+            machine: &machine,
+            ranks,
+            threads: None,
+            ranks_per_node: None,
+            collectives: Collectives::Direct,
+            budget_bytes: None,
+            goal: Goal::Time,
+        };
+        let shapes = network.shapes(batch).unwrap();
+        let prices = Prices::new(&asked, &shapes).unwrap();
+        let layers = (0..shapes.len()).map(LayerId);
+        let choices: Vec<Vec<Grid>> = layers.map(|l| grids(network, l, &shapes, ranks)).collect();
+        let decision = decision(&asked, &prices, &choices);
+        let found = eliminate(&decision, Keep::Fastest);
+        assert!(found.proven);
+        // All combinations, one after the other, each price asked for by itself and not taken from the decision.
+        let own: Vec<Vec<f64>> = (0..choices.len())
+            .map(|l| choices[l].iter().map(|grid| prices.own(LayerId(l), grid).seconds).collect())
+            .collect();
+        let read: Vec<(usize, usize)> =
+            (0..choices.len()).flat_map(|l| network.layers[l].inputs.iter().map(move |t| (t.0, l))).collect();
+        let read: BTreeSet<(usize, usize)> = read.into_iter().collect();
+        let exchange = |&(t, l): &(usize, usize)| {
+            let to =
+                |from: &Grid| choices[l].iter().map(|to| prices.exchange(LayerId(t), LayerId(l), from, to)).collect();
+            ((t, l), choices[t].iter().map(to).collect::<Vec<Vec<f64>>>())
+        };
+        let exchanges: BTreeMap<(usize, usize), Vec<Vec<f64>>> = read.iter().map(exchange).collect();
+        let count: usize = choices.iter().map(Vec::len).product();
+        assert!(count <= 200_000, "{} has {count} combinations", network.name);
+        let price = |mut i: usize| {
+            let pick = |grids: &Vec<Grid>| {
+                let choice = i % grids.len();
+                i /= grids.len();
+                choice
+            };
+            let picked: Vec<usize> = choices.iter().map(pick).collect();
+            let own: f64 = picked.iter().zip(&own).map(|(&choice, own)| own[choice]).sum();
+            let pairs: f64 = exchanges.iter().map(|((t, l), seconds)| seconds[picked[*t]][picked[*l]]).sum();
+            own + pairs
+        };
+        let best = (0..count).map(price).fold(f64::INFINITY, f64::min);
+        let found = found.front[0].price.seconds;
+        assert!((found / best - 1.0).abs() < 1e-9, "{network:?} on {ranks}: {found} is not {best}");
     }
 }

@@ -6,7 +6,7 @@ use crate::Asked;
 use crate::eliminate::Price;
 use crate::grids::divisors;
 use convoy_net::{Axis, LayerId, LayerSummary, Region, Role, Shape};
-use convoy_predict::{Seat, Sum};
+use convoy_predict::{Seat, Spread, Sum};
 use convoy_split::{Grid, read};
 use std::collections::BTreeMap;
 
@@ -47,23 +47,27 @@ impl<'a> Prices<'a> {
             seats,
             sums: vec![],
         };
-        let shares = divisors(asked.ranks);
-        let sums = |l: usize| shares.iter().map(|&n| (n, prices.sum_seconds(LayerId(l), n))).collect();
+        let spread = |shares: usize| {
+            let nodes = prices.seats.iter().step_by(shares).map(|s| s.node);
+            (shares, Spread::of(asked.machine, nodes))
+        };
+        let spreads: Vec<(usize, Spread)> = divisors(asked.ranks).into_iter().map(spread).collect();
+        let sums =
+            |l: usize| spreads.iter().map(|(n, spread)| (*n, prices.sum_seconds(LayerId(l), *n, spread))).collect();
         prices.sums = (0..shapes.len()).map(sums).collect();
         Ok(prices)
     }
 
     /// Gradients of parameters are summed over the ranks that have the same share of them: of those that share samples, `shares`
     /// have different ones.
-    fn sum_seconds(&self, layer: LayerId, shares: usize) -> f64 {
-        let nodes: Vec<usize> = self.seats.iter().step_by(shares).map(|s| s.node).collect();
+    fn sum_seconds(&self, layer: LayerId, shares: usize, spread: &Spread) -> f64 {
         let parameters = self.asked.network.parameters(layer, self.shapes).into_iter();
         let each = parameters.filter(|p| p.role == Role::Trained).map(|p| {
             let bytes = p.len().div_ceil(shares) * 4;
             let sum = Sum { bytes, element_bytes: 4, bandwidth: self.add_bandwidth };
-            sum.seconds(self.asked.machine, &nodes, self.asked.collectives).0
+            sum.seconds(self.asked.machine, spread, self.asked.collectives).0
         });
-        if nodes.len() > 1 { each.sum() } else { 0.0 }
+        each.sum()
     }
 
     /// A layer under a grid: passes, sums, and the memory of its output and its parameters.

@@ -8,6 +8,7 @@ use convoy_net::{Axis, Kind, Network};
 use convoy_program::{Action, Op, Program, Subject};
 
 use crate::machine::Nodes;
+use std::collections::HashMap;
 
 /// What an op asks of a machine: work, and what it can be compared with.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,8 +109,25 @@ impl Table {
     /// assert_eq!(table.ratio("g", &[3.0, 0.0, 0.0, 0.0]), 1.0);
     /// ```
     pub fn ratio(&self, family: &str, size: &[f64; 4]) -> f64 {
+        self.families().ratio(family, size)
+    }
+
+    /// Its measurements by family: to be asked often.
+    pub(crate) fn families(&self) -> Families<'_> {
+        let mut families: HashMap<&str, Vec<&Entry>> = HashMap::new();
+        self.entries.iter().for_each(|entry| families.entry(&entry.family).or_default().push(entry));
+        Families(families)
+    }
+}
+
+/// A table's measurements by family, each in the table's order.
+pub(crate) struct Families<'a>(HashMap<&'a str, Vec<&'a Entry>>);
+
+impl Families<'_> {
+    /// As [`Table::ratio`].
+    pub fn ratio(&self, family: &str, size: &[f64; 4]) -> f64 {
         let (mut sum, mut weights) = (0.0, 0.0);
-        for entry in self.entries.iter().filter(|e| e.family == family) {
+        for entry in self.0.get(family).into_iter().flatten() {
             let square: f64 = entry.size.iter().zip(size).map(|(a, b)| (a - b) * (a - b)).sum();
             if square == 0.0 {
                 return entry.ratio;

@@ -13,6 +13,7 @@
 use convoy_net::{Axis, Network, Shape};
 use convoy_program::Options;
 use convoy_split::{Grid, Placement, Rank, Strategy};
+use std::collections::HashMap;
 
 /// A job in which ranks that do the same stand once.
 #[derive(Clone, Debug)]
@@ -83,8 +84,11 @@ fn groups(shapes: &[Shape], strategy: &Strategy, batch: usize) -> usize {
         let (start, end) = first.range(Axis::Sample);
         here == first.with(Axis::Sample, start + by, end + by)
     };
-    let all = strategy.placements.iter().zip(shapes);
-    let periodic = all.clone().all(|(p, shape)| (period..strategy.ranks).all(|rank| alike(p, *shape, rank)));
+    // A group has whole parts of samples, so that parts along other axes are those of the first; samples of many layers are cut alike.
+    let cut = |p: &Placement, shape: &Shape| (p.grid.sample, p.shares.clone(), shape.samples());
+    let different: HashMap<_, _> =
+        strategy.placements.iter().zip(shapes).map(|(p, shape)| (cut(p, shape), (p, *shape))).collect();
+    let periodic = different.values().all(|(p, shape)| (period..strategy.ranks).all(|rank| alike(p, *shape, rank)));
     if periodic { groups } else { 1 }
 }
 

@@ -25,4 +25,4 @@ pub use fold::{Folding, unlike};
 pub use machine::{Level, Machine, Nodes, Seat};
 pub use script::{Done, PassGroup, done};
 pub use simulate::{MOST_UNLIKE, Prepared, Question, Simulation, simulate};
-pub use sum::{Collectives, Sum};
+pub use sum::{Collectives, Spread, Sum};

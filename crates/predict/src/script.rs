@@ -13,7 +13,7 @@ use crate::cost::{Ask, ask};
 use crate::estimate::Activity;
 use convoy_kernels::Pass;
 use convoy_net::{LayerId, Network};
-use convoy_program::{Action, BufferId, Op, Part, Program, Purpose, Subject, What, plan_memory};
+use convoy_program::{Action, BufferId, Op, Part, Program, Purpose, Subject, What, memory_plan};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The kind of work of an entry, as people tell them apart.
@@ -352,6 +352,5 @@ pub fn memory_bytes(mut program: Program, ranks: impl Fn(&SumKey) -> usize) -> u
             program.buffers[part.buffer.0].bytes = slice * (ranks - 1);
         }
     }
-    plan_memory(&mut program);
-    program.kept_bytes() + program.memory.step_bytes
+    program.kept_bytes() + memory_plan(&program).step_bytes
 }

@@ -16,12 +16,13 @@ use crate::estimate::{Activity, Estimate, Event, LayerTimes, Phases};
 use crate::fold::{Folded, Folding, fold};
 use crate::machine::{Machine, Seat};
 use crate::script::{Doing, Script, SumKey, memory_bytes};
-use crate::sum::{Collectives, Sum};
+use crate::sum::{Collectives, Spread, Sum};
 use convoy_net::{LayerId, Network};
 use convoy_program::{Options, Program, Purpose, lower_ops};
 use convoy_split::{Rank, Strategy};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+use std::rc::Rc;
 
 /// A job on a machine.
 #[derive(Clone, Copy, Debug)]
@@ -182,14 +183,19 @@ struct Scene<'a> {
     first_actor: HashMap<usize, usize>,
     /// By position and entry: how much longer than by roofline it takes.
     ratios: Vec<Vec<f64>>,
+    /// By team and group: how its ranks sit. Many teams have the same ranks.
+    spreads: HashMap<(usize, usize), Rc<Spread>>,
+    /// Bytes a second at which the slowest rank adds.
+    add_bandwidth: f64,
 }
 
 impl<'a> Scene<'a> {
     fn new(question: &'a Question<'a>, job: &'a Prepared) -> Scene<'a> {
         let machine = question.machine;
         let seats = machine.seats(question.strategy.ranks, question.ranks_per_node);
+        let families = machine.table.families();
         let ratio = |entry: &crate::script::Entry| match &entry.doing {
-            Doing::Compute { ask, .. } => machine.table.ratio(&ask.family, &ask.size),
+            Doing::Compute { ask, .. } => families.ratio(&ask.family, &ask.size),
             _ => 1.0,
         };
         let mut scene = Scene {
@@ -199,8 +205,13 @@ impl<'a> Scene<'a> {
             seats,
             actors: vec![],
             first_actor: HashMap::new(),
+            spreads: HashMap::new(),
+            add_bandwidth: f64::INFINITY,
         };
         scene.choose_actors();
+        let adds = |a: &Actor| scene.core_bandwidth(a).min(machine.groups[a.seat.group].add_bandwidth);
+        scene.add_bandwidth = scene.actors.iter().map(adds).fold(f64::INFINITY, f64::min);
+        scene.find_spreads();
         scene
     }
 
@@ -252,16 +263,29 @@ impl<'a> Scene<'a> {
         nodes.core_bandwidth.min(nodes.node_bandwidth / busy)
     }
 
+    /// How the ranks of teams sit, in each group that acts; those of a team over all groups under the first.
+    fn find_spreads(&mut self) {
+        let (job, machine) = (self.job, self.question.machine);
+        let acting: BTreeSet<usize> = self.actors.iter().map(|a| a.group).collect();
+        let mut known: HashMap<(&[usize], bool, usize), Rc<Spread>> = HashMap::new();
+        for (number, team) in job.teams.iter().enumerate() {
+            for &group in acting.iter().take(if team.global { 1 } else { acting.len() }) {
+                let spread = known.entry((&team.positions[..], team.global, group)).or_insert_with(|| {
+                    let groups = if team.global { 0..job.folded.groups } else { group..group + 1 };
+                    let ranks = groups.flat_map(|g| team.positions.iter().map(move |q| g * job.folded.period + q));
+                    Rc::new(Spread::of(machine, ranks.map(|r| self.seats[r].node)))
+                });
+                self.spreads.insert((number, if team.global { 0 } else { group }), spread.clone());
+            }
+        }
+    }
+
     /// Seconds of a sum, and whether cores make it.
-    fn sum_seconds(&self, team: &Team, group: usize) -> (f64, bool) {
-        let period = self.job.folded.period;
-        let groups = if team.global { 0..self.job.folded.groups } else { group..group + 1 };
-        let ranks = groups.flat_map(|g| team.positions.iter().map(move |q| g * period + q));
-        let nodes: Vec<usize> = ranks.map(|r| self.seats[r].node).collect();
-        let adds = |a: &Actor| self.core_bandwidth(a).min(self.question.machine.groups[a.seat.group].add_bandwidth);
-        let bandwidth = self.actors.iter().map(adds).fold(f64::INFINITY, f64::min);
-        let sum = Sum { bytes: team.bytes, element_bytes: team.element_bytes, bandwidth };
-        sum.seconds(self.question.machine, &nodes, self.question.collectives)
+    fn sum_seconds(&self, number: usize, group: usize) -> (f64, bool) {
+        let team = &self.job.teams[number];
+        let spread = &self.spreads[&(number, if team.global { 0 } else { group })];
+        let sum = Sum { bytes: team.bytes, element_bytes: team.element_bytes, bandwidth: self.add_bandwidth };
+        sum.seconds(self.question.machine, spread, self.question.collectives)
     }
 }
 
@@ -696,7 +720,7 @@ impl<'a> Play<'a> {
         let meeting = self.meetings.entry(place).or_insert_with(|| {
             let is_member = |a: &&Actor| team.positions.contains(&a.position) && (team.global || a.group == who.group);
             let expected = scene.actors.iter().filter(is_member).count();
-            let (seconds, by_cores) = scene.sum_seconds(team, who.group);
+            let (seconds, by_cores) = scene.sum_seconds(number, who.group);
             Meeting { expected, seconds, by_cores, ..Meeting::default() }
         });
         meeting.members.push((actor, entry));

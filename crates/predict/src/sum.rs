@@ -2,7 +2,7 @@
 
 use crate::collective::{AllReduce, cheapest, hierarchical};
 use crate::machine::Machine;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// How sums over ranks are made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,14 +24,13 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Seconds over ranks that sit on these nodes, and whether cores make it, because they are all on one node whose cores move
-    /// the bytes.
-    pub fn seconds(&self, machine: &Machine, nodes: &[usize], how: Collectives) -> (f64, bool) {
-        let p = nodes.len();
+    /// Seconds over ranks that sit so, and whether cores make it, because they are all on one node whose cores move the bytes.
+    pub fn seconds(&self, machine: &Machine, spread: &Spread, how: Collectives) -> (f64, bool) {
+        let Spread { ranks: p, ways: spreads } = spread;
+        let p = *p;
         if p <= 1 {
             return (0.0, false);
         }
-        let spreads = spreads(machine, nodes);
         let reaches = |spread: &Vec<usize>| spread.iter().position(|&n| n == p).unwrap_or(spread.len() - 1);
         let outermost = spreads.iter().map(reaches).max().unwrap_or(0);
         let slice = self.bytes as f64 / p as f64;
@@ -64,16 +63,29 @@ impl Sum {
     }
 }
 
-/// The ways in which ranks of a team see the others: by level, how many are as near as that, themselves included.
-fn spreads(machine: &Machine, nodes: &[usize]) -> BTreeSet<Vec<usize>> {
-    let count = |level: &crate::machine::Level| {
-        let mut count: HashMap<usize, usize> = HashMap::new();
-        nodes.iter().for_each(|node| *count.entry(node / level.nodes).or_insert(0) += 1);
-        count
-    };
-    let counts: Vec<HashMap<usize, usize>> = machine.levels.iter().map(count).collect();
-    let near = |node: usize, level: usize| counts[level][&(node / machine.levels[level].nodes)];
-    nodes.iter().map(|&node| (0..machine.levels.len()).map(|l| near(node, l)).collect()).collect()
+/// How ranks that make a sum together sit on a machine: how many, and the ways in which they see the others, by level how many are
+/// as near as that, themselves included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spread {
+    ranks: usize,
+    ways: BTreeSet<Vec<usize>>,
+}
+
+impl Spread {
+    /// Of ranks that sit on these nodes.
+    pub fn of(machine: &Machine, nodes: impl Iterator<Item = usize>) -> Spread {
+        let mut on: BTreeMap<usize, usize> = BTreeMap::new();
+        nodes.for_each(|node| *on.entry(node).or_insert(0) += 1);
+        let count = |level: &crate::machine::Level| {
+            let mut count: HashMap<usize, usize> = HashMap::new();
+            on.iter().for_each(|(node, ranks)| *count.entry(node / level.nodes).or_insert(0) += ranks);
+            count
+        };
+        let counts: Vec<HashMap<usize, usize>> = machine.levels.iter().map(count).collect();
+        let near = |node: usize, level: usize| counts[level][&(node / machine.levels[level].nodes)];
+        let ways = on.keys().map(|&node| (0..machine.levels.len()).map(|l| near(node, l)).collect()).collect();
+        Spread { ranks: on.values().sum(), ways }
+    }
 }
 
 /// Two phases in which every rank sends a slice to every other.

@@ -24,7 +24,7 @@ mod reduce;
 mod update;
 
 pub use home::ParameterHome;
-pub use lower::{Division, Halos, Options, lower, lower_ops, plan_memory};
+pub use lower::{Division, Halos, Options, lower, lower_ops, memory_plan};
 pub use memory::MemoryPlan;
 pub use norm::NormOver;
 pub use program::{

@@ -851,10 +851,20 @@ impl<'a> Builder<'a> {
 }
 
 /// Gives every buffer of a program its bytes, and makes ops wait where buffers share them.
-pub fn plan_memory(program: &mut Program) {
+fn plan_memory(program: &mut Program) {
+    let results = results(program);
+    MemoryPlan::make(program, &results);
+}
+
+/// What [`plan_memory`] would plan: how many bytes a step takes.
+pub fn memory_plan(program: &Program) -> MemoryPlan {
+    MemoryPlan::of(program, &results(program))
+}
+
+/// Buffers that are read when a step is over.
+fn results(program: &Program) -> Vec<usize> {
     let (measured, output) = (program.measured.0, program.output.0);
-    let results: &[usize] = if program.mode == Mode::Evaluate { &[measured, output] } else { &[measured] };
-    MemoryPlan::make(program, results);
+    if program.mode == Mode::Evaluate { vec![measured, output] } else { vec![measured] }
 }
 
 /// A region, or where a rank has nothing of a tensor, no samples of some channels: they still say how parameters lie.

@@ -34,10 +34,22 @@ impl MemoryPlan {
     /// keep their bytes until the step is over.
     pub fn make(program: &mut Program, to_the_end: &[usize]) {
         let uses = uses(program);
+        let (memory, placed) = MemoryPlan::lay_out(program, &uses, to_the_end);
+        order_sharers(program, &uses, &placed);
+        program.memory = memory;
+    }
+
+    /// The same, for whoever only wants to know how much it is.
+    pub(crate) fn of(program: &Program, to_the_end: &[usize]) -> MemoryPlan {
+        MemoryPlan::lay_out(program, &uses(program), to_the_end).0
+    }
+
+    /// The plan, and by offset where buffers begin and end.
+    fn lay_out(program: &Program, uses: &[Use], to_the_end: &[usize]) -> (MemoryPlan, Vec<(usize, usize, usize)>) {
         let mut offsets: Vec<Option<usize>> = vec![None; program.buffers.len()];
         let in_step = |b: usize| program.buffers[b].home == Home::Step && !uses[b].ops.is_empty();
         let size = |b: usize| program.buffers[b].bytes.next_multiple_of(ALIGN);
-        let spans = spans(program, &uses);
+        let spans = spans(program, uses);
         let last = |b: usize| if to_the_end.contains(&b) { usize::MAX } else { spans[b].1 };
         // Large buffers first, each at the lowest place that is free while it is used.
         let mut order: Vec<usize> = (0..program.buffers.len()).filter(|&b| in_step(b)).collect();
@@ -61,8 +73,7 @@ impl MemoryPlan {
             let entry = (offset, offset + size(b), b);
             placed.insert(placed.partition_point(|p| *p < entry), entry);
         }
-        order_sharers(program, &uses, &placed);
-        program.memory = MemoryPlan { offsets, step_bytes };
+        (MemoryPlan { offsets, step_bytes }, placed)
     }
 
     /// Checks that buffers which share bytes are never in use at the same time. Before memory is planned there is nothing to

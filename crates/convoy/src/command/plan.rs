@@ -57,8 +57,12 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     };
     let samples = super::question::whole(matches, "samples", 1 << 40)?;
     let given = matches.get_one::<String>("strategy").map(|words| asked.strategy(words)).transpose()?;
-    let plan = asked.plan(given, memory, goal)?;
-    let one = asked.one_rank_seconds()?;
+    // Side by side: both take a while where ranks are many.
+    let (plan, one) = std::thread::scope(|scope| {
+        let one = scope.spawn(|| asked.one_rank_seconds());
+        (asked.plan(given, memory, goal), one.join().expect("bug: a panic in a simulation"))
+    });
+    let (plan, one) = (plan?, one?);
     say(&format!(
         "{}, batch {}, {} ranks, on {}: {} strategies priced, {} simulated, {} fit {} a rank{}\n",
         asked.network.name,
