@@ -45,6 +45,14 @@ struct Mailbox {
     free: Vec<Vec<u8>>,
 }
 
+impl Mailbox {
+    /// The largest free memory first, so that it fits soon and for good.
+    fn take_free(&mut self) -> Vec<u8> {
+        let largest = (0..self.free.len()).max_by_key(|&i| self.free[i].capacity());
+        largest.map(|i| self.free.swap_remove(i)).unwrap_or_default()
+    }
+}
+
 impl Mailboxes {
     fn mailbox(&self, from: usize, to: usize) -> MutexGuard<'_, Mailbox> {
         // A rank that panicked while it held the lock left whole messages behind: taking over is safe.
@@ -52,13 +60,11 @@ impl Mailboxes {
     }
 
     pub fn send(&self, from: usize, to: usize, tag: u64, bytes: &[u8]) {
-        let mut mailbox = self.mailbox(from, to);
-        // The largest free memory first, so that it fits soon and for good.
-        let largest = (0..mailbox.free.len()).max_by_key(|&i| mailbox.free[i].capacity());
-        let mut message = largest.map(|i| mailbox.free.swap_remove(i)).unwrap_or_default();
+        // Memory is filled outside the lock: whoever looks for messages goes on meanwhile.
+        let mut message = self.mailbox(from, to).take_free();
         message.clear();
         message.extend_from_slice(bytes);
-        mailbox.waiting.push_back((tag, message));
+        self.mailbox(from, to).waiting.push_back((tag, message));
     }
 
     pub fn try_receive(&self, from: usize, to: usize, tag: u64, into: &mut [u8]) -> Result<bool, Error> {
@@ -70,11 +76,12 @@ impl Mailboxes {
             return if over { Err(self.cause()) } else { Ok(false) };
         };
         let (_, message) = mailbox.waiting.remove(at).expect("bug: a message vanished");
+        drop(mailbox);
         if message.len() != into.len() {
             return Err(Error::Length { source_rank: from, tag, sent: message.len(), wanted: into.len() });
         }
         into.copy_from_slice(&message);
-        mailbox.free.push(message);
+        self.mailbox(from, to).free.push(message);
         Ok(true)
     }
 
