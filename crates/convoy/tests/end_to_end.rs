@@ -132,8 +132,11 @@ fn a_plan_that_was_edited_is_trained() {
     std::fs::rename(mixed["run"].as_str().unwrap(), place.path().join("moved")).unwrap();
     let more = place.json("train --resume moved --steps 8");
     assert_eq!((more["strategy"].as_str(), more["steps"].as_u64()), (mixed["strategy"].as_str(), Some(8)));
-    // And on another number of ranks by another strategy.
-    place.json("train --resume moved --steps 9 --ranks 2 --strategy data");
+    // And on other numbers of ranks by other strategies, with and without divided weights.
+    for (steps, ranks, strategy) in [(9, 2, "data"), (10, 3, "filter"), (11, 1, "data"), (12, 4, "spatial:1x4")] {
+        let words = format!("train --resume moved --steps {steps} --ranks {ranks} --strategy {strategy}");
+        assert_eq!(place.json(&words)["steps"], steps, "{words}");
+    }
 }
 
 /// The mesh networks of Dryden et al., small: convolution, ReLU, batch norm, and a mask at the end.

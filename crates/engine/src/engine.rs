@@ -3,7 +3,7 @@
 //! Always true
 //! - The memory is what the programs planned, allocated before the first step; a step allocates nothing.
 
-use crate::memory::Memory;
+use crate::memory::{self, Memory};
 use crate::pool::Pool;
 use crate::record::{Recorder, Recording};
 use crate::run::Run;
@@ -12,7 +12,7 @@ use convoy_comm::Communicator;
 use convoy_kernels::fast::{self, region};
 use convoy_kernels::{Kernel, Moment, Operand, Slot};
 use convoy_net::{Network, Region};
-use convoy_program::{Action, Buffer, BufferId, Home, Program, Subject, What};
+use convoy_program::{Action, Buffer, BufferId, Home, Op, Program, Subject, What};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -37,6 +37,9 @@ pub struct Settings {
     pub poison: bool,
     /// Measure each op's time.
     pub profile: bool,
+    /// Empty the caches before a step and before its backward pass: a network of one layer then finds in them what it would find in
+    /// the midst of a large one.
+    pub cold: bool,
 }
 
 /// Why a step did not end well.
@@ -67,6 +70,8 @@ pub struct Loaded {
     pub touches: Vec<Vec<usize>>,
     pub users: Vec<AtomicU32>,
     pub nanoseconds: Vec<AtomicU64>,
+    /// The first op of the loss, after which the backward pass begins.
+    pub turn: Option<usize>,
 }
 
 /// One op's share of the time.
@@ -101,6 +106,7 @@ impl Engine {
         settings: Settings,
     ) -> Engine {
         let communicator = communicator.into();
+        memory::return_what_is_freed();
         let mut kept = BTreeMap::new();
         for buffer in programs.iter().flat_map(|p| &p.buffers).filter(|b| b.home == Home::Kept) {
             kept.entry(buffer.what).or_insert_with(|| Memory::zeroed(buffer.bytes));
@@ -141,6 +147,11 @@ impl Engine {
         self.kept.values().map(|m| m.bytes()).sum::<usize>() + self.arena.bytes() + scratch
     }
 
+    /// Gives back what only a step needs, until the next one: while weights of all ranks are put together there is room for them.
+    pub fn rest(&mut self) {
+        self.arena.give_back();
+    }
+
     /// A parameter or an optimizer's state, in kernel order.
     pub fn kept(&self, what: What) -> Option<&[f32]> {
         self.kept.get(&what).map(|m| m.floats())
@@ -155,6 +166,9 @@ impl Engine {
         let loaded = &self.loaded[program];
         assert_eq!(batch.images.len(), loaded.program.images.len(), "bug: a batch of another size");
         loaded.schedule.reset();
+        if self.settings.cold {
+            memory::empty_caches();
+        }
         if self.settings.poison {
             loaded.users.iter().for_each(|u| u.store(0, Relaxed));
             loaded.touches.iter().flatten().for_each(|&b| {
@@ -264,7 +278,9 @@ fn load(network: &Network, program: Program, kept: &BTreeMap<What, Memory>, aren
         touched.dedup();
         touched
     });
+    let is_loss = |op: &Op| matches!(op.action, Action::Compute { subject: Subject::Loss, .. });
     Loaded {
+        turn: program.ops.iter().position(is_loss),
         schedule: Schedule::new(&program, order),
         kernels,
         operands,

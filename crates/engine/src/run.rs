@@ -1,6 +1,7 @@
 //! One step: what workers do with tiles.
 
 use crate::engine::{Batch, Error, Loaded, Settings};
+use crate::memory;
 use crate::pool::Pool;
 use crate::record::{Recorder, Span};
 use convoy_comm::{Communicator, Wait, Waiting};
@@ -150,6 +151,9 @@ impl Run<'_> {
     }
 
     fn tile(&self, worker: usize, op: usize, tile: usize) {
+        if self.settings.cold && tile == 0 && self.loaded.turn == Some(op) {
+            memory::empty_caches();
+        }
         let start = self.settings.profile.then(Instant::now);
         let recorded = self.recorder.map(Recorder::now);
         let done = catch_unwind(AssertUnwindSafe(|| self.compute(worker, op, tile)));

@@ -24,7 +24,7 @@ fn sharded_parameters_have_the_bits_of_those_that_are_everywhere() {
     ] {
         let strategy = Strategy::parse(text, ranks, &net, &net.shapes(batch).unwrap()).unwrap();
         let everywhere = run(&net, &strategy, plain(batch), 3);
-        let settings = Settings { order: Order::Random(batch as u64), poison: true, profile: false };
+        let settings = Settings { order: Order::Random(batch as u64), poison: true, ..Settings::default() };
         let sharded = run(&net, &strategy, Way { division: SHARDED, settings, ..plain(batch) }, 3);
         assert_eq!(sharded, everywhere, "batch {batch} under {text} on {ranks}");
     }

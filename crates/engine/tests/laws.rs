@@ -172,7 +172,7 @@ fn any_legal_schedule_gives_the_same_bits() {
     for (net, batch) in networks() {
         let (one, single) = (run_one(&net, batch, 2), Strategy::single(&net));
         for seed in 0..12 {
-            let settings = Settings { order: Order::Random(seed), poison: true, profile: false };
+            let settings = Settings { order: Order::Random(seed), poison: true, ..Settings::default() };
             let way = Way { threads: 1 + seed as usize % 3, settings, ..plain(batch) };
             assert_eq!(run(&net, &single, way, 2), one, "{} in random order {seed}", net.name);
         }
@@ -232,7 +232,7 @@ fn sums_around_a_ring_are_sums() {
         let one = run_one(&net, batch, 3);
         for (ranks, text) in [(2, "data"), (3, "data"), (4, "data"), (8, "data"), (4, "data:2,spatial:2")] {
             let strategy = strategy(text, ranks, &net, batch);
-            let settings = Settings { order: Order::Random(ranks as u64), poison: true, profile: false };
+            let settings = Settings { order: Order::Random(ranks as u64), poison: true, ..Settings::default() };
             let found = run(&net, &strategy, Way { division, settings, ..plain(batch) }, 3);
             assert_eq!(difference(&found, &one), None, "{} under {text} on {ranks}", net.name);
             let sent = |division| {

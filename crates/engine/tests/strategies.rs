@@ -145,7 +145,7 @@ fn any_network_under_any_strategy_is_that_of_one_rank() {
             continue;
         }
         // In any legal order, with whatever is over gone.
-        let settings = Settings { order: Order::Random(case), poison: true, profile: false };
+        let settings = Settings { order: Order::Random(case), poison: true, ..Settings::default() };
         let found = run(&net, &strategy, Way { settings, ..plain(batch) }, 3);
         let grids: Vec<String> = strategy.placements.iter().map(|p| format!("{} {:?}", p.grid, p.ranks)).collect();
         assert_eq!(difference(&found, &one), None, "case {case}, batch {batch}: {}\n{grids:#?}", net.to_toml());

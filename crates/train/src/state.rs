@@ -39,11 +39,17 @@ pub fn wanted(network: &Network) -> Vec<(String, Vec<usize>)> {
 
 /// A network's weights before the first step.
 pub fn initial_weights(network: &Network, seed: u64) -> Weights {
-    let tensor = |p: Place| {
-        let data = crate::initial::initial(&p.parameter, seed, p.layer, p.number);
-        NamedTensor { name: p.name, shape: p.parameter.shape, data }
-    };
-    Weights { tensors: places(network).into_iter().map(tensor).collect() }
+    Weights { tensors: places(network).iter().map(|place| initial(place, seed)).collect() }
+}
+
+/// Gives an engine the weights before the first step; one tensor at a time, so that there are never two copies of all.
+pub fn put_initial_weights(engine: &mut Engine, network: &Network, seed: u64) {
+    places(network).iter().for_each(|place| put(engine, network, place, |at| at.parameter, &initial(place, seed)));
+}
+
+fn initial(place: &Place, seed: u64) -> NamedTensor {
+    let data = crate::initial::initial(&place.parameter, seed, place.layer, place.number);
+    NamedTensor { name: place.name.clone(), shape: place.parameter.shape.clone(), data }
 }
 
 /// Gives an engine the weights of these names; they must fit ([`crate::fit`]).

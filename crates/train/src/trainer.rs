@@ -279,9 +279,7 @@ impl<'a> Member<'a> {
         let mut engine = Engine::new(&setup.network, list, setup.threads, communicator, setup.settings);
         let mut seconds_before = 0.0;
         match &setup.start {
-            Start::Fresh => {
-                state::put_weights(&mut engine, &setup.network, &state::initial_weights(&setup.network, setup.seed))
-            }
+            Start::Fresh => state::put_initial_weights(&mut engine, &setup.network, setup.seed),
             Start::Weights(weights) => state::put_weights(&mut engine, &setup.network, weights),
             Start::Checkpoint(checkpoint) => {
                 state::put_weights(&mut engine, &setup.network, &checkpoint.weights);
@@ -417,7 +415,7 @@ impl<'a> Member<'a> {
     }
 
     fn outcome(&mut self, steps: u64, train_loss: f64, test: Option<Scores>, stopped: bool) -> Result<Outcome, Error> {
-        let weights = state::weights(&self.engine, &self.setup.network)?.unwrap_or_default();
+        let weights = self.weights()?.unwrap_or_default();
         let seconds = self.seconds();
         if let (Some(run), false) = (&self.setup.run, stopped)
             && self.is_first()
@@ -521,11 +519,19 @@ impl<'a> Member<'a> {
         }
     }
 
+    /// The weights of all ranks, on rank 0, in the place of what only a step needs.
+    fn weights(&mut self) -> Result<Option<Weights>, Error> {
+        if self.is_first() {
+            self.engine.rest();
+        }
+        state::weights(&self.engine, &self.setup.network)
+    }
+
     fn write_digests(&mut self, step: u64) -> Result<(), Error> {
         if self.setup.run.is_none() {
             return Ok(());
         }
-        match state::weights(&self.engine, &self.setup.network)? {
+        match self.weights()? {
             Some(weights) => self.write(&MetricsLine::Digest { step, layers: layer_digests(&weights) }),
             None => Ok(()),
         }
@@ -533,7 +539,7 @@ impl<'a> Member<'a> {
 
     fn save(&mut self, step: u64, sums: &EpochSums) -> Result<(), Error> {
         let Some(run) = &self.setup.run else { return Ok(()) };
-        let weights = state::weights(&self.engine, &self.setup.network)?;
+        let weights = self.weights()?;
         let optimizer = state::optimizer_state(&self.engine, &self.setup.network, &self.setup.optimizer.states())?;
         let (Some(weights), Some(optimizer)) = (weights, optimizer) else { return Ok(()) };
         let checkpoint = Checkpoint {

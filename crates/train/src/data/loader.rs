@@ -18,6 +18,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+/// Bytes of batches that may be under way or ready.
+const MOST_AHEAD: usize = 64 << 20;
+
 /// Epochs, and so steps, have 40 bits in a random number's counter.
 const MOST_STEPS: u64 = 1 << 40;
 
@@ -42,7 +45,7 @@ pub struct LoaderOptions {
     pub last_part: Option<Part>,
     /// Threads that prepare.
     pub workers: usize,
-    /// Batches that may be under way or ready, at least one for each worker.
+    /// Batches that may be under way or ready: at least one for each worker, and no more where batches are large.
     pub ahead: usize,
     /// The step to start at.
     pub first_step: u64,
@@ -180,7 +183,8 @@ impl Loader {
             return Err(DataError::AugmentTarget { image, target });
         }
         let workers = options.workers.max(1);
-        let ahead = options.ahead.max(workers);
+        let bytes = 4 * (part.images.len() + part.targets.len());
+        let ahead = options.ahead.min(MOST_AHEAD / bytes.max(1)).max(workers);
         let state = State {
             next: options.first_step,
             ahead: 0,
