@@ -30,6 +30,7 @@ pub mod machine;
 mod measured;
 mod plan_file;
 mod ready;
+mod reference;
 mod run;
 mod survey;
 mod words;

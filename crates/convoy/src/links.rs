@@ -52,7 +52,8 @@ impl Links {
 }
 
 const ROUNDS: usize = 5;
-const LONG: usize = 4 << 20;
+/// Beyond caches, as gradients are.
+const LONG: usize = 32 << 20;
 /// Short messages of a round.
 const SHORT: usize = 100;
 const TAG: u64 = Kind::Other.tag() | 0x11c5;

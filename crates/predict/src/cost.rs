@@ -3,7 +3,7 @@
 //! Roofline: operations at the core's speed or bytes at its share of the memory's, whichever takes longer. Where a [`Table`] was
 //! measured, the roofline's time is multiplied by how much longer ops of the same family and a similar size took.
 
-use convoy_kernels::{Pass, Work};
+use convoy_kernels::{Operand, Pass, Work};
 use convoy_net::{Axis, Kind, Network};
 use convoy_program::{Action, Op, Program, Subject};
 
@@ -28,18 +28,29 @@ pub fn ask(op: &Op, program: &Program, network: &Network) -> Ask {
             let points: usize = Axis::SPACE.iter().map(|&a| region.size(a)).product();
             let read = geometry.inputs.first().map_or(1, |t| t.layout.stored.size(Axis::Channel));
             let size = [read, region.size(Axis::Channel), points, region.size(Axis::Sample)];
-            let family = format!("{} {}", layer_family(&network.layers[l.0].kind), pass_name(stage.pass));
+            let (kind, pass) = (layer_family(&network.layers[l.0].kind), pass_name(stage.pass));
+            let family = format!("{kind} {pass} from {}", sources(&stage.reads));
             Ask { work: stage.work, family, size: size.map(|n| (n.max(1) as f64).log2()) }
         }
         Action::Compute { stage, .. } => by_bytes("loss", stage.work),
         Action::Update { stage, .. } => by_bytes("update", stage.work),
-        _ => {
+        other => {
             let bytes = op.accesses.iter().map(|a| {
                 let each = if program.buffers[a.buffer.0].layout.is_some() { 4 } else { 1 };
                 (a.region.len() * each) as f64
             });
-            by_bytes("move", Work { flops: 0.0, bytes: bytes.sum() })
+            by_bytes(moves(other), Work { flops: 0.0, bytes: bytes.sum() })
         }
+    }
+}
+
+/// What moves numbers, by how it does so.
+fn moves(action: &Action) -> &'static str {
+    match action {
+        Action::Load { .. } | Action::LoadTarget { .. } => "load",
+        Action::Fold { .. } => "fold",
+        Action::Clear { .. } => "clear",
+        _ => "move",
     }
 }
 
@@ -52,12 +63,35 @@ fn by_bytes(family: &str, work: Work) -> Ask {
 fn layer_family(kind: &Kind) -> String {
     match kind {
         Kind::Convolution(c) => {
-            let window = |n: &[usize]| n.iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+            let axes = 3 - c.windows.kernel.len()..3;
+            let sizes = |of: fn((usize, usize, usize, [usize; 2])) -> usize| {
+                axes.clone().map(|space| of(c.windows.along(space)).to_string()).collect::<Vec<_>>().join("x")
+            };
+            let (kernel, stride) = (sizes(|along| along.0), sizes(|along| along.1));
             let depthwise = if c.groups > 1 { " in groups" } else { "" };
-            format!("convolution {} by {}{depthwise}", window(&c.windows.kernel), window(&c.windows.stride))
+            format!("convolution {kernel} by {stride}{depthwise}")
         }
         _ => kind.name().to_string(),
     }
+}
+
+/// What a stage reads: it tells apart stages that have the same name but not the same work, such as a gradient that is computed, and
+/// one that is summed from parts computed before.
+fn sources(reads: &[Operand]) -> String {
+    let name = |operand: &Operand| match operand {
+        Operand::Input(_) => "input",
+        Operand::Output => "output",
+        Operand::OutputGradient | Operand::InputGradient(_) => "gradient",
+        Operand::Parameter(_) | Operand::State(_) => "parameter",
+        Operand::ParameterGradient(_) => "parameter gradient",
+        Operand::Internal(_) => "parts",
+        Operand::Partial(_) | Operand::Sum(_) => "sums",
+        Operand::Target => "target",
+    };
+    let mut names: Vec<&str> = reads.iter().map(name).collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() { "nothing".into() } else { names.join(", ") }
 }
 
 /// What people call a pass.

@@ -1,8 +1,8 @@
 //! `convoy bench --validate`: predicted step times beside measured ones, over networks, batches and strategies.
 //!
-//! Each case is predicted from this computer's calibration, then run in memory with ranks that are threads. A loop of nothing but
-//! multiply-adds runs right before and after each case, on as many cores: where it takes longer than it did at its best, others
-//! used the cores, or clocks fell. Both the raw measurement and the one corrected by that are kept.
+//! Each case is predicted from this computer's calibration, then run in memory with ranks that are threads. A fixed step
+//! ([`Reference`]) runs before and after each step of a case, on as many cores: a step's time is corrected by how much longer that took
+//! than when the computer was calibrated. Both the raw measurement and the corrected one are kept.
 //!
 //! For each network the strategy that the planner chooses is among the cases: how much slower it is than the best one measured is
 //! its regret.
@@ -13,9 +13,10 @@ use crate::calibration;
 use crate::error::{Error, Errors};
 use crate::links::Transport;
 use crate::machine;
+use crate::reference::Reference;
 use crate::words::{percent, table};
 use convoy_engine::{Batch, Engine, Settings};
-use convoy_kernels::{Mode, Moment, Update, Winograd, fma_peak_gflops};
+use convoy_kernels::{Mode, Moment, Update, Winograd};
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Network, Region};
 use convoy_plan::{Asked, Goal};
@@ -83,21 +84,19 @@ struct Row {
     predicted: Estimate,
     /// Of each step.
     seconds: Vec<f64>,
-    /// Speed of the reference loop beside the run, over that of the calibration.
-    reference: f64,
+    /// Beside each step: how much faster the reference was than when the computer was calibrated.
+    speeds: Vec<f64>,
     planned_bytes: usize,
 }
 
 impl Row {
     fn measured(&self) -> f64 {
-        let mut sorted = self.seconds.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
+        median(self.seconds.iter().copied())
     }
 
     /// What it would have taken at the speed of the calibration.
     fn corrected(&self) -> f64 {
-        self.measured() * self.reference
+        median(self.seconds.iter().zip(&self.speeds).map(|(seconds, speed)| seconds * speed))
     }
 
     fn accuracy(&self, measured: f64) -> f64 {
@@ -110,7 +109,7 @@ impl Row {
             "threads": self.case.threads, "asked": self.case.words, "strategy": self.strategy,
             "transport": "threads", "predicted_seconds": self.predicted.step_seconds,
             "measured_seconds": self.measured(), "corrected_seconds": self.corrected(),
-            "all_seconds": self.seconds, "reference": self.reference,
+            "all_seconds": self.seconds, "reference_speeds": self.speeds,
             "accuracy_raw": self.accuracy(self.measured()), "accuracy": self.accuracy(self.corrected()),
             "predicted_bytes": self.predicted.memory_bytes, "planned_bytes": self.planned_bytes,
         })
@@ -136,11 +135,11 @@ impl Row {
 /// Predicts and measures all cases, and tells what came out.
 pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
     let machine = calibrated()?;
-    let reference = Reference::new(&machine);
+    let mut reference = Reference::new(machine::cores())?;
     let mut rows: Vec<Row> = vec![];
     for case in cases().filter(|case| validate.wants(case)) {
         eprintln!("{}", case.name());
-        let row = measure(case, &machine, &reference, validate.seconds)?;
+        let row = measure(case, &machine, &mut reference, validate.seconds)?;
         if let Some(path) = validate.out {
             let file = OpenOptions::new().create(true).append(true).open(path);
             file.and_then(|mut file| writeln!(file, "{}", row.object())).map_err(Error::file("write", path))?;
@@ -191,7 +190,8 @@ pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
 /// This computer as it was measured, by these kernels.
 fn calibrated() -> Result<Machine, Error> {
     match calibration::cached(Transport::Threads) {
-        Some((machine, None)) => Ok(machine),
+        Some((machine, None)) if machine.reference_seconds.len() >= machine::cores() => Ok(machine),
+        Some((_, None)) => Err(Error::Usage("the calibration has no reference\n  help: convoy calibrate".into())),
         Some((_, Some(flaw))) => Err(Error::Usage(flaw)),
         None => Err(Error::Usage("this computer was not calibrated\n  help: convoy calibrate".into())),
     }
@@ -259,36 +259,13 @@ fn regrets(rows: &[Row]) -> Vec<Regret> {
     regrets
 }
 
-/// The loop that runs beside each case.
-struct Reference {
-    /// By threads, from one: seconds that it takes at its best.
-    least_seconds: Vec<f64>,
-    /// Speed of the cores at their best over that of the calibration.
-    clock: f64,
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
 }
 
-impl Reference {
-    /// Takes the best of some.
-    fn new(machine: &Machine) -> Reference {
-        let least = |threads: usize| (0..5).map(|_| loop_seconds(threads)).fold(f64::INFINITY, f64::min);
-        let clock = fma_peak_gflops(1) * 1e9 / machine.groups[0].core_flops;
-        Reference { least_seconds: (1..=machine::cores()).map(least).collect(), clock }
-    }
-
-    /// Speed now, over that of the calibration, from what the loop took before and after.
-    fn speed(&self, threads: usize, [before, after]: [f64; 2]) -> f64 {
-        self.clock * self.least_seconds[threads - 1] / ((before + after) / 2.0).max(self.least_seconds[threads - 1])
-    }
-}
-
-/// Seconds of a fixed amount of multiply-adds on so many threads.
-fn loop_seconds(threads: usize) -> f64 {
-    let began = Instant::now();
-    fma_peak_gflops(threads);
-    began.elapsed().as_secs_f64()
-}
-
-fn measure(case: Case, machine: &Machine, reference: &Reference, seconds: f64) -> Result<Row, Errors> {
+fn measure(case: Case, machine: &Machine, reference: &mut Reference, seconds: f64) -> Result<Row, Errors> {
     let network = zoo::model(case.network, ModelOptions::default()).map_err(Error::from)?.fused();
     let options = Options {
         batch: case.batch,
@@ -310,11 +287,10 @@ fn measure(case: Case, machine: &Machine, reference: &Reference, seconds: f64) -
         folding: Folding::Alike,
     };
     let predicted = simulate(&question, false).map_err(Error::from)?.estimate;
-    let threads = (case.ranks * case.threads).min(machine::cores());
-    let before = loop_seconds(threads);
-    let (times, planned_bytes) = run_ranks(&case, &network, &strategy, &options, seconds)?;
-    let reference = reference.speed(threads, [before, loop_seconds(threads)]);
-    Ok(Row { strategy: strategy.name.clone(), case, predicted, seconds: times, reference, planned_bytes })
+    let cores = (case.ranks * case.threads).min(machine::cores());
+    let mut speed = || Ok(machine.reference_seconds[cores - 1] / reference.seconds(cores)?);
+    let (times, speeds, planned_bytes) = run_ranks(&case, &network, &strategy, &options, seconds, &mut speed)?;
+    Ok(Row { strategy: strategy.name.clone(), case, predicted, seconds: times, speeds, planned_bytes })
 }
 
 fn strategy(case: &Case, network: &Network, options: &Options, machine: &Machine) -> Result<Strategy, Error> {
@@ -338,14 +314,15 @@ fn strategy(case: &Case, network: &Network, options: &Options, machine: &Machine
     Ok(uses_all.expect("bug: data is always a candidate").strategy)
 }
 
-/// Steps of all ranks together: seconds of each, and what the heaviest rank held.
+/// Steps of all ranks together: seconds of each, the reference's speed beside each, and what the heaviest rank held.
 fn run_ranks(
     case: &Case,
     network: &Network,
     strategy: &Strategy,
     options: &Options,
     seconds: f64,
-) -> Result<(Vec<f64>, usize), Errors> {
+    speed: &mut dyn FnMut() -> Result<f64, Errors>,
+) -> Result<(Vec<f64>, Vec<f64>, usize), Errors> {
     let mut engines = vec![];
     for (rank, communicator) in convoy_comm::threads(case.ranks).into_iter().enumerate() {
         let program = lower(network, strategy, Rank(rank), options).map_err(Error::from)?;
@@ -353,12 +330,13 @@ fn run_ranks(
         let (images, targets) = (part(&images, &program.images, network, case.batch)?, targets);
         let targets = targets[..program.targets.min(targets.len())].to_vec();
         let mut engine = Engine::new(network, vec![program], case.threads, communicator, Settings::default());
-        state::put_weights(&mut engine, network, &state::initial_weights(network, SEED));
+        state::put_initial_weights(&mut engine, network, SEED);
         engines.push((engine, images, targets));
     }
     let planned = engines.iter().map(|(engine, ..)| engine.bytes()).max().unwrap_or(0);
-    let mut times = vec![];
+    let (mut times, mut speeds) = (vec![], vec![]);
     let began = Instant::now();
+    let mut before = speed()?;
     for step in 0.. {
         let start = Instant::now();
         let moment = Moment { seed: SEED, step: step as u64, learning_rate: LEARNING_RATE };
@@ -370,11 +348,15 @@ fn run_ranks(
             others.into_iter().map(|rank| rank.join().expect("bug: a rank panicked")).collect()
         });
         results.into_iter().collect::<Result<Vec<()>, _>>().map_err(Error::from)?;
+        let took = start.elapsed().as_secs_f64();
+        let after = speed()?;
         if step >= WARM_UP {
-            times.push(start.elapsed().as_secs_f64());
+            times.push(took);
+            speeds.push((before + after) / 2.0);
         }
+        before = after;
         if times.len() >= 3 && began.elapsed().as_secs_f64() > seconds {
-            return Ok((times, planned));
+            return Ok((times, speeds, planned));
         }
     }
     unreachable!("bug: steps end")

@@ -1,0 +1,92 @@
+//! The reference: a fixed step that tells how fast this computer is right now.
+//!
+//! One block of resnet50 on each core, which computes and moves memory as steps of networks do. `convoy calibrate` keeps what it
+//! takes; `convoy bench --validate` runs it beside each measured step. Where it takes longer than it did then, others use the
+//! computer, or clocks fell.
+
+use crate::error::{Error, Errors};
+use convoy_engine::{Batch, Engine, Settings};
+use convoy_kernels::{Mode, Moment, Update, Winograd};
+use convoy_net::layers::{Activation, BatchNorm, Convolution, FullyConnected, GlobalAveragePool};
+use convoy_net::{Kind, Network};
+use convoy_program::{Options, lower};
+use convoy_split::{Rank, Strategy};
+use convoy_train::state;
+use std::time::Instant;
+
+const SAMPLES: usize = 4;
+
+/// An engine for each core.
+pub struct Reference {
+    engines: Vec<Engine>,
+    images: Vec<f32>,
+    targets: Vec<f32>,
+}
+
+impl Reference {
+    pub fn new(cores: usize) -> Result<Reference, Errors> {
+        let network = block();
+        let options = Options {
+            batch: SAMPLES,
+            mode: Mode::Train,
+            leaves: SAMPLES,
+            winograd: Winograd::Four,
+            update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
+            division: Default::default(),
+        };
+        let program = lower(&network, &Strategy::single(&network), Rank(0), &options).map_err(Error::from)?;
+        let images = (0..program.images.len()).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect();
+        let targets = vec![0.0; program.targets];
+        let engine = |communicator| {
+            let mut engine = Engine::new(&network, vec![program.clone()], 1, communicator, Settings::default());
+            state::put_initial_weights(&mut engine, &network, 1);
+            engine
+        };
+        let ranks = (0..cores).flat_map(|_| convoy_comm::threads(1));
+        let mut reference = Reference { engines: ranks.map(engine).collect(), images, targets };
+        // The first touch of memory is like no other.
+        reference.seconds(cores)?;
+        Ok(reference)
+    }
+
+    /// Seconds of a step on each of so many cores, at the same time.
+    pub fn seconds(&mut self, cores: usize) -> Result<f64, Errors> {
+        let batch = Batch { images: &self.images, targets: &self.targets };
+        let moment = Moment { seed: 1, step: 1, learning_rate: 0.0 };
+        let began = Instant::now();
+        let steps: Vec<_> = std::thread::scope(|scope| {
+            let step = |engine: &'_ mut Engine| engine.step(0, batch, moment).map(drop);
+            let threads: Vec<_> =
+                self.engines.iter_mut().take(cores).map(|engine| scope.spawn(move || step(engine))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("bug: a reference panicked")).collect()
+        });
+        steps.into_iter().collect::<Result<Vec<()>, _>>().map_err(Error::from)?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+
+    /// The middle of some, by cores, from one to all.
+    pub fn medians(&mut self) -> Result<Vec<f64>, Errors> {
+        const TIMES: usize = 9;
+        let mut medians = vec![];
+        for cores in 1..=self.engines.len() {
+            let mut all = (0..TIMES).map(|_| self.seconds(cores)).collect::<Result<Vec<f64>, Errors>>()?;
+            all.sort_by(f64::total_cmp);
+            medians.push(all[TIMES / 2]);
+        }
+        Ok(medians)
+    }
+}
+
+fn block() -> Network {
+    let mut network = Network::new("reference", &[256, 56, 56]);
+    for (i, (filters, window)) in [(64, 1), (64, 3), (256, 1)].into_iter().enumerate() {
+        let mut convolution = Convolution::new(filters, &[window, window]);
+        convolution.windows = convolution.windows.padded(window / 2);
+        network.push(format!("conv{i}"), Kind::Convolution(convolution));
+        network.push(format!("bn{i}"), Kind::BatchNorm(BatchNorm::default()));
+        network.push(format!("relu{i}"), Kind::Activation(Activation::Relu));
+    }
+    network.push("pool", Kind::GlobalAveragePool(GlobalAveragePool));
+    network.push("end", Kind::FullyConnected(FullyConnected::new(10)));
+    network.fused()
+}
