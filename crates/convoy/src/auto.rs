@@ -10,7 +10,7 @@ use crate::job::Job;
 use crate::links::Transport;
 use crate::plan_file;
 use crate::survey;
-use crate::words::{bytes, size};
+use crate::words::{bytes, short, size};
 use crate::world::World;
 use convoy_comm::Communicator;
 use convoy_kernels::Mode;
@@ -143,16 +143,17 @@ fn planned(
         collectives: Collectives::Direct,
         budget_bytes: memory.map(size).transpose().map_err(|flaw| Error::at("parallel.memory", flaw))?,
         goal: Goal::Time,
+        may_shard: false,
     };
     let found = plan(&asked).map_err(|error| match error {
         convoy_plan::Error::Budget { budget, least, strategy } => {
             let key = if memory.is_some() { "parallel.memory" } else { "train.batch" };
-            let (budget, least) = (bytes(budget), bytes(least));
+            let (budget, least, strategy) = (bytes(budget), bytes(least), short(&strategy));
             Error::at(
                 key,
                 format!(
                     "no strategy for {ranks} ranks fits {budget} a rank\n  \
-                     help: `{strategy}` needs least, {least}; else a smaller batch or more ranks"
+                     help: `{strategy}` needs least, {least}; else a smaller batch, more ranks, or --home sharded"
                 ),
             )
         }
@@ -181,14 +182,14 @@ fn why(job: &Job, found: &Plan, best: &Candidate, how: &str) -> String {
     let ms = |c: &Candidate| format!("{:.1} ms", 1e3 * c.estimate.step_seconds);
     let mut text = format!(
         "strategy {} chosen: {} a step and {} a rank predicted {how}, limited by {}",
-        best.strategy.name,
+        short(&best.strategy.name),
         ms(best),
         bytes(best.estimate.memory_bytes as u64),
         best.estimate.bottleneck
     );
     let mut others = found.candidates.iter().filter(|c| c.fits && c.strategy.name != best.strategy.name);
     if let Some(next) = others.clone().find(|c| c.strategy.ranks == ranks) {
-        text += &format!("; next {} with {}", next.strategy.name, ms(next));
+        text += &format!("; next {} with {}", short(&next.strategy.name), ms(next));
     }
     if let Some(fewer) = others.find(|c| c.estimate.step_seconds < best.estimate.step_seconds) {
         text += &format!("; --ranks {} alone would take {}", fewer.strategy.ranks, ms(fewer));

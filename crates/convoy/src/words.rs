@@ -59,6 +59,15 @@ pub fn count(number: u64, what: &str) -> String {
     format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
+/// A strategy as people read it: what has a grid for each layer by how many grids there are.
+pub fn short(strategy: &str) -> String {
+    let (name, sharded) = strategy.strip_suffix(", sharded").map_or((strategy, ""), |name| (name, ", sharded"));
+    match name.strip_prefix("mixed ") {
+        Some(grids) => format!("mixed of {}{sharded}", count(grids.split(" + ").count() as u64, "grid")),
+        None => strategy.into(),
+    }
+}
+
 /// A table whose first column is text and whose others are numbers, but for those named in `left`.
 pub fn table(header: &[&str], left: &[usize], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
@@ -108,6 +117,8 @@ mod tests {
             (bytes(0).as_str(), bytes(1536).as_str(), bytes(3 << 30).as_str()),
             ("0.0 KiB", "1.5 KiB", "3.0 GiB")
         );
+        assert_eq!((short("data:2"), short("mixed data:2 + filter:2")), ("data:2".into(), "mixed of 2 grids".into()));
+        assert_eq!(short("mixed data:2 + filter:2, sharded"), "mixed of 2 grids, sharded");
         assert_eq!((count(1, "step"), count(1200, "step")), ("1 step".into(), "1,200 steps".into()));
         assert_eq!(
             (seconds(0.5), seconds(90.0), seconds(600.0)),

@@ -263,3 +263,30 @@ fn auto_plans_for_the_machine_and_the_memory_that_the_job_names() {
          file",
     );
 }
+
+/// Where weights live, whose samples norms take and how sums are made is part of what is predicted, and of what auto plans.
+#[test]
+fn predictions_know_how_ranks_divide_their_work() {
+    let place = Place::new();
+    let simulate = "simulate resnet20 --batch 16 --ranks 4 --machine cpu-10g";
+    let plain = place.json(simulate);
+    let bytes = |object: &serde_json::Value| object["memory_bytes"].as_u64().unwrap();
+    assert!(bytes(&place.json(&format!("{simulate} --home sharded"))) < bytes(&plain));
+    let messages = |more: &str| place.json(&format!("{simulate} {more}"))["messages"].as_f64().unwrap();
+    assert!(messages("--batch-norm local") < messages(""), "no sums for norms");
+    let ring = place.json(&format!("{simulate} --exact false"));
+    assert!(ring["step_seconds"].as_f64() > plain["step_seconds"].as_f64(), "a ring has more turns");
+    // A budget that only divided weights fit.
+    let plan = "plan vgg16 --batch 4 --ranks 4 --machine cpu-10g";
+    let all = place.json(&format!("{plan} --goal memory"));
+    assert!(all["candidates"].as_array().unwrap().iter().any(|c| c["home"] == "sharded"), "{all}");
+    let said = place.good(&format!("{plan} --goal memory"));
+    assert!(said.contains(", sharded"), "{said}");
+    for more in ["--batch-norm local", "--home sharded", "--exact false"] {
+        let two = place.json(&format!(
+            "train --model resnet20 --data synthetic:3x32x32:16 --test-data none --batch 8 --steps 2 --threads 1 --ranks 2 \
+             --machine cpu-10g {more}"
+        ));
+        assert_eq!(two["steps"], 2, "{more}");
+    }
+}

@@ -32,6 +32,8 @@ pub struct Asked<'a> {
     /// Bytes that a rank may use, where that is less than its share of a node's.
     pub budget_bytes: Option<f64>,
     pub goal: Goal,
+    /// Whether weights may be divided over ranks where memory is short, too.
+    pub may_shard: bool,
 }
 
 /// What should be small.

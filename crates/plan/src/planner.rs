@@ -5,7 +5,8 @@ use crate::grids::{divisors, grids};
 use crate::price::Prices;
 use crate::{Asked, Error, Goal};
 use convoy_net::{LayerId, Shape};
-use convoy_predict::{Estimate, Folding, Machine, Prepared, Question, unlike};
+use convoy_predict::{Estimate, Folding, Machine, Prepared, Question, Seat, unlike};
+use convoy_program::{Division, Options, ParameterHome};
 use convoy_split::{Grid, Placement, Strategy};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
@@ -19,6 +20,8 @@ pub struct Candidate {
     pub estimate: Estimate,
     /// Whether a rank's memory is enough.
     pub fits: bool,
+    /// Where its weights live.
+    pub home: ParameterHome,
 }
 
 /// The strategy chosen, with all that were weighed and the reasons.
@@ -35,6 +38,16 @@ pub struct Plan {
     pub why: String,
 }
 
+impl Candidate {
+    /// Its strategy's name, and where weights live if not everywhere.
+    pub fn words(&self) -> String {
+        match self.home {
+            ParameterHome::Everywhere => self.strategy.name.clone(),
+            ParameterHome::Sharded => format!("{}, sharded", self.strategy.name),
+        }
+    }
+}
+
 impl Plan {
     pub fn chosen(&self) -> &Candidate {
         &self.candidates[0]
@@ -48,6 +61,11 @@ fn simulated(ranks: usize) -> usize {
 
 /// Ranks with different work in a strategy that is simulated: more take long to lower.
 const MOST_UNLIKE: usize = 8;
+/// Ranks over which weights are divided in a strategy that is simulated: each is lowered.
+const MOST_SHARDED: usize = 16;
+/// How much faster than the slowest a rank must be to get more samples, and the ranks up to which shares are looked at.
+const UNEQUAL: f64 = 1.05;
+const MOST_UNEQUAL: usize = 32;
 /// Points of the front of time and memory that are kept.
 const FRONT: usize = 4;
 
@@ -68,14 +86,25 @@ fn choose(asked: &Asked, (strategies, priced, proven): Candidates) -> Result<Pla
     let seats = asked.machine.seats(asked.ranks, asked.ranks_per_node);
     let limit = seats.iter().map(|seat| asked.machine.memory_bytes(seat)).fold(f64::INFINITY, f64::min);
     let budget_bytes = asked.budget_bytes.map_or(limit, |budget| budget.min(limit));
-    let mut found: Vec<(Candidate, Prepared)> = vec![];
-    for weighed in side_by_side(strategies, |(strategy, uniform)| {
-        let prepared = Prepared::new(asked.network, &strategy, asked.options, Folding::Alike)?;
+    let weigh = |options: &Options, (strategy, uniform): (Strategy, bool)| {
+        let prepared = Prepared::new(asked.network, &strategy, options, Folding::Alike)?;
         let estimate = estimate(asked, asked.machine, &strategy, &prepared);
         let fits = estimate.memory_bytes as f64 <= budget_bytes;
-        Ok::<_, Error>((Candidate { strategy, uniform, estimate, fits }, prepared))
-    }) {
-        found.push(weighed?);
+        let home = options.division.home;
+        Ok::<_, Error>((Candidate { strategy, uniform, estimate, fits, home }, prepared))
+    };
+    let weighed = side_by_side(strategies, |one| weigh(asked.options, one));
+    let mut found = weighed.into_iter().collect::<Result<Vec<(Candidate, Prepared)>, Error>>()?;
+    // Where memory is short or what is asked about: the same with weights divided over ranks.
+    let is_short = found.iter().any(|(c, _)| !c.fits) || asked.goal == Goal::Memory;
+    if asked.may_shard && is_short && asked.options.division.home == ParameterHome::Everywhere {
+        let division = Division { home: ParameterHome::Sharded, ..asked.options.division };
+        let options = Options { division, ..*asked.options };
+        let again = found.iter().map(|(c, _)| (c.strategy.clone(), c.uniform));
+        let again = again.filter(|(s, _)| (2..=MOST_SHARDED).contains(&s.ranks)).collect();
+        for one in side_by_side(again, |one| weigh(&options, one)) {
+            found.push(one?);
+        }
     }
     let worth = |c: &Candidate| match asked.goal {
         Goal::Time => c.estimate.step_seconds,
@@ -92,7 +121,7 @@ fn choose(asked: &Asked, (strategies, priced, proven): Candidates) -> Result<Pla
         return Err(Error::Budget {
             budget: budget_bytes as u64,
             least: smallest.estimate.memory_bytes as u64,
-            strategy: smallest.strategy.name.clone(),
+            strategy: smallest.words(),
         });
     }
     let why = why(asked, &found);
@@ -182,6 +211,9 @@ fn candidates(asked: &Asked, shapes: &[Shape]) -> Result<Candidates, Error> {
             add(&mut all, strategy, true);
         }
     }
+    if let Some(strategy) = by_speed(asked, shapes) {
+        add(&mut all, strategy, true);
+    }
     // Fewer ranks, the rest idle: where sums over ranks cost more than ranks save.
     for ranks in divisors(asked.ranks).into_iter().rev().filter(|&r| r < asked.ranks).take(2) {
         if let Ok(strategy) = Strategy::parse("data", ranks, asked.network, shapes) {
@@ -189,6 +221,36 @@ fn candidates(asked: &Asked, shapes: &[Shape]) -> Result<Candidates, Error> {
         }
     }
     Ok((all, priced, found.proven))
+}
+
+/// Samples in proportion to the speed of each rank, where ranks are not equally fast.
+fn by_speed(asked: &Asked, shapes: &[Shape]) -> Option<Strategy> {
+    let (batch, seats) = (asked.options.batch, asked.machine.seats(asked.ranks, asked.ranks_per_node));
+    let speed = |s: &Seat| {
+        let nodes = &asked.machine.groups[s.group];
+        let threads = asked.threads.unwrap_or(asked.machine.threads(s)) as f64;
+        nodes.core_flops * threads.min(nodes.cores as f64 / s.neighbours as f64)
+    };
+    let speeds: Vec<f64> = seats.iter().map(speed).collect();
+    let (least, all) = (speeds.iter().copied().fold(f64::INFINITY, f64::min), speeds.iter().sum::<f64>());
+    let unequal = speeds.iter().any(|s| *s > UNEQUAL * least);
+    if !unequal || asked.ranks > MOST_UNEQUAL || batch < asked.ranks {
+        return None;
+    }
+    // Whole samples; those that are left go where most of one is missing.
+    let exact: Vec<f64> = speeds.iter().map(|s| batch as f64 * s / all).collect();
+    let mut shares: Vec<usize> = exact.iter().map(|n| *n as usize).collect();
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()).then(a.cmp(&b)));
+    let left = batch - shares.iter().sum::<usize>();
+    order.iter().take(left).for_each(|&rank| shares[rank] += 1);
+    let common = shares.iter().copied().fold(0, greatest_common);
+    let words: Vec<String> = shares.iter().map(|n| (n / common.max(1)).to_string()).collect();
+    Strategy::parse(&format!("data:{}", words.join("+")), asked.ranks, asked.network, shapes).ok()
+}
+
+fn greatest_common(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common(b, a % b) }
 }
 
 /// Prices of all choices of all layers.
@@ -294,7 +356,7 @@ const CHANGES: [Change; 3] = [
 
 /// A strategy's name, with its ranks where some are idle.
 fn named(asked: &Asked, candidate: &Candidate) -> String {
-    let (name, ranks) = (&candidate.strategy.name, candidate.strategy.ranks);
+    let (name, ranks) = (candidate.words(), candidate.strategy.ranks);
     match asked.ranks - ranks {
         0 => format!("`{name}`"),
         idle => format!("`{name}` with {idle} of {} ranks idle", asked.ranks),
@@ -308,7 +370,6 @@ mod tests {
     use convoy_net::layers::*;
     use convoy_net::{Kind, Network};
     use convoy_predict::Collectives;
-    use convoy_program::Options;
     use proptest::prelude::{Strategy as _, *};
     use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
     use std::collections::BTreeSet;
@@ -405,6 +466,7 @@ mod tests {
             collectives: Collectives::Direct,
             budget_bytes: None,
             goal: Goal::Time,
+            may_shard: false,
         };
         let shapes = network.shapes(batch).unwrap();
         let prices = Prices::new(&asked, &shapes).unwrap();

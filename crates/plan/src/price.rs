@@ -6,7 +6,8 @@ use crate::Asked;
 use crate::eliminate::Price;
 use crate::grids::divisors;
 use convoy_net::{Axis, LayerId, LayerSummary, Region, Role, Shape};
-use convoy_predict::{Seat, Spread, Sum};
+use convoy_predict::{Seat, Spread, Sum, Way};
+use convoy_program::{Division, ParameterHome, SumOrder};
 use convoy_split::{Grid, read};
 use std::collections::BTreeMap;
 
@@ -64,10 +65,19 @@ impl<'a> Prices<'a> {
         let parameters = self.asked.network.parameters(layer, self.shapes).into_iter();
         let each = parameters.filter(|p| p.role == Role::Trained).map(|p| {
             let bytes = p.len().div_ceil(shares) * 4;
-            let sum = Sum { bytes, element_bytes: 4, bandwidth: self.add_bandwidth };
+            let sum = Sum { bytes, element_bytes: 4, bandwidth: self.add_bandwidth, way: self.way() };
             sum.seconds(self.asked.machine, spread, self.asked.collectives).0
         });
         each.sum()
+    }
+
+    /// How gradients are summed.
+    fn way(&self) -> Way {
+        match self.asked.options.division {
+            Division { home: ParameterHome::Sharded, .. } => Way::Kept,
+            Division { sums: SumOrder::Ring, .. } => Way::Ring,
+            _ => Way::Reduced,
+        }
     }
 
     /// A layer under a grid: passes, sums, and the memory of its output and its parameters.

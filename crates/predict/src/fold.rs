@@ -8,10 +8,13 @@
 //! other and a group has few ranks ([`MOST_LOWERED`]); then programs are equal, elsewhere nearly so: kernels' memory depends on how
 //! many leaves there are.
 //!
+//! Where weights are divided over ranks, or sums go around a ring, what a rank sends and holds depends on how many ranks there are: such
+//! jobs are not folded.
+//!
 //! Twin: the same simulation with every rank lowered; `tests/laws.rs` holds them together.
 
 use convoy_net::{Axis, Network, Shape};
-use convoy_program::Options;
+use convoy_program::{Options, ParameterHome, SumOrder};
 use convoy_split::{Grid, Placement, Rank, Strategy};
 use std::collections::HashMap;
 
@@ -42,7 +45,7 @@ const MOST_LOWERED: usize = 32;
 /// Finds the groups of a job.
 pub fn fold(network: &Network, shapes: &[Shape], strategy: &Strategy, options: &Options, folding: Folding) -> Folded {
     let groups = match folding {
-        Folding::Alike => groups(shapes, strategy, options.batch),
+        Folding::Alike => groups(shapes, strategy, options),
         Folding::Nothing => 1,
     };
     debug_assert_eq!(network.layers.len(), strategy.placements.len());
@@ -65,11 +68,15 @@ pub fn fold(network: &Network, shapes: &[Shape], strategy: &Strategy, options: &
 
 /// Ranks that have different work under a strategy: those of one group.
 pub fn unlike(shapes: &[Shape], strategy: &Strategy, options: &Options) -> usize {
-    strategy.ranks / groups(shapes, strategy, options.batch)
+    strategy.ranks / groups(shapes, strategy, options)
 }
 
 /// The most groups into which ranks can be cut, such that each has the same samples of every layer.
-fn groups(shapes: &[Shape], strategy: &Strategy, batch: usize) -> usize {
+fn groups(shapes: &[Shape], strategy: &Strategy, options: &Options) -> usize {
+    let (batch, division) = (options.batch, &options.division);
+    if division.home != ParameterHome::Everywhere || division.sums != SumOrder::Tree {
+        return 1;
+    }
     let in_order = |p: &Placement| {
         p.grid.parts() == strategy.ranks && p.ranks.iter().enumerate().all(|(i, rank)| *rank == Rank(i))
     };

@@ -23,6 +23,6 @@ pub use error::{Error, Place};
 pub use estimate::{Activity, Estimate, Event, LayerTimes, Phases, chrome_trace};
 pub use fold::{Folding, unlike};
 pub use machine::{Level, Machine, Nodes, Seat};
-pub use script::{Done, PassGroup, done};
+pub use script::{Done, PassGroup, Way, done};
 pub use simulate::{MOST_UNLIKE, Prepared, Question, Simulation, simulate};
 pub use sum::{Collectives, Spread, Sum};

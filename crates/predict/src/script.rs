@@ -11,9 +11,9 @@
 
 use crate::cost::{Ask, ask};
 use crate::estimate::Activity;
-use convoy_kernels::Pass;
+use convoy_kernels::{Pass, Work};
 use convoy_net::{LayerId, Network};
-use convoy_program::{Action, BufferId, Op, Part, Program, Purpose, Subject, What, memory_plan};
+use convoy_program::{Action, BufferId, Op, Part, Program, Purpose, Subject, TOLD, What, memory_plan};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The kind of work of an entry, as people tell them apart.
@@ -29,6 +29,17 @@ pub enum PassGroup {
 
 /// A sum over ranks: the buffer that holds it, and which one of those that are called the same.
 pub type SumKey = (What, usize);
+
+/// How the parts of a sum come together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Slices to their reducers, sums back to all.
+    Reduced,
+    /// Slices around a ring, and their sums around it again.
+    Ring,
+    /// Slices to their reducers, who keep the sums.
+    Kept,
+}
 
 /// What an entry does.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +62,7 @@ pub enum Doing {
     /// `adds` where this rank has a part of it.
     Sum {
         key: SumKey,
+        way: Way,
         bytes: usize,
         element_bytes: usize,
         adds: bool,
@@ -163,6 +175,19 @@ impl Script {
         }
     }
 
+    /// Leaves out messages to other groups of ranks that are no sums: running statistics, which the first group tells the others.
+    pub fn forget_told(&mut self, period: usize) {
+        for entry in &mut self.entries {
+            let is_told = |peer: usize, tag: u64| peer >= period && tag & TOLD == TOLD;
+            if let Doing::Send { to: peer, tag, .. } | Doing::Receive { from: peer, tag, .. } = entry.doing
+                && is_told(peer, tag)
+            {
+                let ask = Ask { work: Work { flops: 0.0, bytes: 0.0 }, family: String::new(), size: [0.0; 4] };
+                entry.doing = Doing::Compute { ask, tiles: 1, part: PassGroup::Other };
+            }
+        }
+    }
+
     fn peer(&mut self, sum: &SumOver, rank: usize) {
         self.peers.entry(sum.key).or_default().insert(rank);
     }
@@ -181,7 +206,8 @@ fn entry(
         (_, Some(s)) => {
             let layer = layer_of(s.key.0);
             let of = layer.map_or("the loss".into(), |l| network.layers[l.0].name.clone());
-            let doing = Doing::Sum { key: s.key, bytes: s.bytes, element_bytes: s.element_bytes, adds: s.adds };
+            let doing =
+                Doing::Sum { key: s.key, way: s.way, bytes: s.bytes, element_bytes: s.element_bytes, adds: s.adds };
             (format!("sum over ranks for {of}"), layer, doing)
         }
         (Action::Send { from, to, tag }, _) => {
@@ -270,6 +296,7 @@ fn message_tensors(program: &Program) -> HashMap<BufferId, LayerId> {
 /// A sum over ranks in a program.
 struct SumOver {
     key: SumKey,
+    way: Way,
     bytes: usize,
     element_bytes: usize,
     /// Whether this rank has a part of it: it then sends more than its own slice of the result.
@@ -287,12 +314,14 @@ impl Sums {
         // Other ranks' parts are received beside the sum; combining says which sum they belong to.
         let mut beside: HashMap<BufferId, (BufferId, usize)> = HashMap::new();
         let mut own = HashMap::new();
+        let mut turns: HashMap<BufferId, usize> = HashMap::new();
         for op in &program.ops {
             // What one rank makes of nothing or of its own is no sum.
             if let Action::Combine { parts, into, number } = &op.action
                 && parts.len() > 1
             {
                 own.insert(into.buffer, into.bytes.clone());
+                *turns.entry(into.buffer).or_insert(0) += 1;
                 for part in parts.iter().flatten() {
                     beside.insert(part.buffer, (into.buffer, number.bytes()));
                 }
@@ -314,13 +343,23 @@ impl Sums {
                 let home = beside.get(&buffer).map_or(buffer, |(home, _)| *home);
                 let bytes = beside.get(&home).map_or(4, |(_, bytes)| *bytes);
                 *numbers.entry(home).or_insert_with(|| {
-                    let what = program.buffers[home.0].what;
+                    // What is kept by its owner is called as what everyone has a part of.
+                    let (what, way, whole) = match program.buffers[home.0].what {
+                        What::Pushed(l, p) => {
+                            let bucket = What::Bucket(l, p);
+                            let whole = program.buffers.iter().find(|b| b.what == bucket).map(|b| b.bytes);
+                            (bucket, Way::Kept, whole)
+                        }
+                        what if turns.get(&home).is_some_and(|turns| *turns > 1) => (what, Way::Ring, None),
+                        what => (what, Way::Reduced, None),
+                    };
                     let count = counts.entry(what).or_insert(0);
                     let key = (what, *count);
                     *count += 1;
                     sums.all.push(SumOver {
                         key,
-                        bytes: program.buffers[home.0].bytes,
+                        way,
+                        bytes: whole.unwrap_or(program.buffers[home.0].bytes),
                         element_bytes: bytes,
                         adds: false,
                     });

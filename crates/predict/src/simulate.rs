@@ -15,10 +15,10 @@ use crate::error::Error;
 use crate::estimate::{Activity, Estimate, Event, LayerTimes, Phases};
 use crate::fold::{Folded, Folding, fold};
 use crate::machine::{Machine, Seat};
-use crate::script::{Doing, Script, SumKey, memory_bytes};
+use crate::script::{Doing, Script, SumKey, Way, memory_bytes};
 use crate::sum::{Collectives, Spread, Sum};
 use convoy_net::{LayerId, Network};
-use convoy_program::{Options, Program, Purpose, lower_ops};
+use convoy_program::{Options, Program, Purpose, lower_ops, memory_plan};
 use convoy_split::{Rank, Strategy};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
@@ -81,7 +81,10 @@ impl Prepared {
         for rank in 0..folded.period {
             programs.push(lower_ops(network, &folded.strategy, Rank(rank), &folded.options)?);
         }
-        let scripts: Vec<Script> = programs.iter().map(|p| Script::of(p, network)).collect();
+        let mut scripts: Vec<Script> = programs.iter().map(|p| Script::of(p, network)).collect();
+        if folded.groups > 1 {
+            scripts.iter_mut().for_each(|script| script.forget_told(folded.period));
+        }
         let outside = |entry: &crate::script::Entry| match &entry.doing {
             Doing::Send { to: peer, .. } | Doing::Receive { from: peer, .. } => *peer >= folded.period,
             _ => false,
@@ -91,10 +94,13 @@ impl Prepared {
         prepared.find_teams();
         let held = |(position, program): (usize, Program)| {
             let scratch = program.scratch();
-            let bytes = memory_bytes(program, |key| match prepared.team_of.get(&(position, *key)) {
-                Some(&team) => prepared.team_ranks(&prepared.teams[team]),
-                None => 1,
-            });
+            let bytes = match prepared.folded.groups {
+                1 => program.kept_bytes() + memory_plan(&program).step_bytes,
+                _ => memory_bytes(program, |key| match prepared.team_of.get(&(position, *key)) {
+                    Some(&team) => prepared.team_ranks(&prepared.teams[team]),
+                    None => 1,
+                }),
+            };
             (bytes, scratch)
         };
         prepared.held = programs.into_iter().enumerate().map(held).collect();
@@ -131,14 +137,16 @@ impl Prepared {
                 }
                 team.sort_unstable();
                 let size = self.scripts[start].entries.iter().find_map(|e| match &e.doing {
-                    Doing::Sum { key: k, bytes, element_bytes, .. } if *k == key => Some((*bytes, *element_bytes)),
+                    Doing::Sum { key: k, way, bytes, element_bytes, .. } if *k == key => {
+                        Some((*way, *bytes, *element_bytes))
+                    }
                     _ => None,
                 });
-                let (bytes, element_bytes) = size.expect("bug: peers without a sum");
+                let (way, bytes, element_bytes) = size.expect("bug: peers without a sum");
                 team.iter().for_each(|&p| {
                     self.team_of.insert((p, key), self.teams.len());
                 });
-                self.teams.push(Team { positions: team, global, bytes, element_bytes });
+                self.teams.push(Team { positions: team, global, way, bytes, element_bytes });
             }
         }
     }
@@ -154,6 +162,7 @@ struct Team {
     /// Places in the group.
     positions: Vec<usize>,
     global: bool,
+    way: Way,
     bytes: usize,
     element_bytes: usize,
 }
@@ -284,7 +293,8 @@ impl<'a> Scene<'a> {
     fn sum_seconds(&self, number: usize, group: usize) -> (f64, bool) {
         let team = &self.job.teams[number];
         let spread = &self.spreads[&(number, if team.global { 0 } else { group })];
-        let sum = Sum { bytes: team.bytes, element_bytes: team.element_bytes, bandwidth: self.add_bandwidth };
+        let (way, bytes, element_bytes) = (team.way, team.bytes, team.element_bytes);
+        let sum = Sum { bytes, element_bytes, bandwidth: self.add_bandwidth, way };
         sum.seconds(self.question.machine, spread, self.question.collectives)
     }
 }
@@ -859,12 +869,16 @@ impl Scene<'_> {
                     bytes += *b as f64;
                     messages += 1.0;
                 }
-                Doing::Sum { key, bytes: b, adds, .. } => {
+                Doing::Sum { key, bytes: b, adds, way, .. } => {
                     let team = &self.job.teams[self.job.team_of[&(position, *key)]];
                     let p = self.job.team_ranks(team) as f64;
                     // Each of the reducers gets a slice of everyone and gives everyone the sum; short sums have few.
                     let reducers = ((*b / team.element_bytes) as f64).min(p);
-                    let phases = 1.0 + f64::from(*adds);
+                    let phases = match way {
+                        Way::Reduced => 1.0 + f64::from(*adds),
+                        Way::Ring => 2.0,
+                        Way::Kept => f64::from(*adds),
+                    };
                     bytes += phases * *b as f64 * (p - 1.0) / p;
                     messages += phases * reducers * (p - 1.0) / p;
                 }

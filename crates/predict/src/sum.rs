@@ -2,6 +2,7 @@
 
 use crate::collective::{AllReduce, cheapest, hierarchical};
 use crate::machine::Machine;
+use crate::script::Way;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// How sums over ranks are made.
@@ -21,6 +22,7 @@ pub struct Sum {
     pub element_bytes: usize,
     /// Bytes a second that a core of the slowest rank reads and writes.
     pub bandwidth: f64,
+    pub way: Way,
 }
 
 impl Sum {
@@ -36,8 +38,16 @@ impl Sum {
         let slice = self.bytes as f64 / p as f64;
         // Every rank reads all parts of its slice and writes the sum.
         let add = (self.bytes as f64 + slice) / self.bandwidth;
-        let direct = spreads.iter().map(|spread| direct_seconds(machine, spread, slice)).fold(0.0, f64::max) + add;
+        let phases = if self.way == Way::Kept { 1.0 } else { 2.0 };
+        let once = spreads.iter().map(|spread| phase_seconds(machine, spread, slice)).fold(0.0, f64::max);
+        let direct = phases * once + add;
         let seconds = match how {
+            _ if self.way == Way::Ring => {
+                let level = &machine.levels[outermost];
+                let turn = level.latency_seconds + level.message_seconds + slice / level.bandwidth;
+                2.0 * (p - 1) as f64 * turn + 3.0 * (p - 1) as f64 * slice / self.bandwidth
+            }
+            _ if self.way == Way::Kept => direct,
             Collectives::Direct => direct,
             Collectives::Cheapest => {
                 let together = spreads.iter().map(|s| s[0]).max().unwrap_or(1);
@@ -88,8 +98,8 @@ impl Spread {
     }
 }
 
-/// Two phases in which every rank sends a slice to every other.
-fn direct_seconds(machine: &Machine, spread: &[usize], slice_bytes: f64) -> f64 {
+/// Every rank sends a slice to every other.
+fn phase_seconds(machine: &Machine, spread: &[usize], slice_bytes: f64) -> f64 {
     let (mut seconds, mut latency, mut nearer) = (0.0, 0.0f64, 1);
     for (level, &near) in machine.levels.iter().zip(spread) {
         let peers = near.saturating_sub(nearer) as f64;
@@ -100,5 +110,5 @@ fn direct_seconds(machine: &Machine, spread: &[usize], slice_bytes: f64) -> f64 
         }
         nearer = nearer.max(near);
     }
-    2.0 * (seconds + latency)
+    seconds + latency
 }

@@ -3,7 +3,7 @@
 use convoy_kernels::{Mode, Update, Winograd};
 use convoy_net::{Kind, Network, layers::*, zoo};
 use convoy_predict::*;
-use convoy_program::{Options, Program, lower};
+use convoy_program::{Division, NormOver, Options, ParameterHome, Program, SumOrder, lower};
 use convoy_split::{Rank, Strategy};
 
 /// A job on a machine, in words.
@@ -166,6 +166,49 @@ fn bytes_and_memory_are_what_the_programs_say() {
         };
         let most = programs.iter().zip(&seats).map(held).max();
         assert_eq!(Some(found.memory_bytes), most, "{} {}", p.network.name, p.strategy);
+    }
+}
+
+/// Weights that are divided, sums around a ring, norms over fewer samples: what is held is what programs hold, and what is sent.
+#[test]
+fn other_divisions_are_sized_as_they_run() {
+    let machine = Machine::shipped("cpu-10g").unwrap();
+    let network = small();
+    let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
+    for (words, ranks) in [("data", 4), ("data", 8), ("data:2,spatial:2", 4), ("data:2,filter:2", 4), ("spatial", 2)] {
+        let shapes = network.shapes(8).unwrap();
+        let strategy = Strategy::parse(words, ranks, &network, &shapes).unwrap();
+        for home in [ParameterHome::Everywhere, ParameterHome::Sharded] {
+            for sums in [SumOrder::Tree, SumOrder::Ring] {
+                for norm in [NormOver::Global, NormOver::Team, NormOver::Local] {
+                    let division = Division { home, sums, norm, ..Default::default() };
+                    let (mode, winograd) = (Mode::Train, Winograd::Four);
+                    let options = Options { batch: 8, mode, leaves: 8, winograd, update, division };
+                    let question = Question {
+                        network: &network,
+                        strategy: &strategy,
+                        options: &options,
+                        machine: &machine,
+                        threads: Some(1),
+                        ranks_per_node: None,
+                        collectives: Collectives::Direct,
+                        folding: Folding::Alike,
+                    };
+                    let found = simulate(&question, false).unwrap().estimate;
+                    let programs = (0..ranks).map(|r| lower(&network, &strategy, Rank(r), &options).unwrap());
+                    let (mut most, mut sent) = (0, 0);
+                    for program in programs {
+                        sent += program.sent_bytes();
+                        most = most.max(program.kept_bytes() + program.memory.step_bytes + program.scratch() * 4);
+                    }
+                    let name = format!("{words} {division:?}");
+                    assert_eq!(found.memory_bytes, most, "{name}");
+                    // Slices are cut at whole cache lines, and running statistics of other groups may be left out.
+                    assert!((found.sent_bytes / sent as f64 - 1.0).abs() < 0.05, "{name}: {} {sent}", found.sent_bytes);
+                    assert!(found.step_seconds > 0.0, "{name}");
+                }
+            }
+        }
     }
 }
 

@@ -21,6 +21,9 @@ pub enum NormOver {
     Local,
 }
 
+/// What the tags of messages start with that carry running statistics from the first group to the others.
+pub const TOLD: u64 = Purpose::Redistribution.tag() | 1 << 57;
+
 /// Whether what a stage sums are statistics.
 pub(crate) fn makes_statistics(stage: &Stage) -> bool {
     matches!(stage.pass, Pass::Statistics | Pass::GradientStatistics)
@@ -72,7 +75,7 @@ impl Builder<'_> {
         let (team, has_part) = self.team(l);
         let Some(&first) = team.iter().find(|&&q| has_part[q]) else { return };
         let part = Part { buffer, bytes: 0..self.buffers[buffer.0].bytes };
-        let tag = Purpose::Redistribution.tag() | 1 << 57 | subject << 20;
+        let tag = TOLD | subject << 20;
         for (i, &q) in team.iter().enumerate().filter(|(_, q)| **q != first) {
             if self.rank.0 == first {
                 self.send(part.clone(), convoy_split::Rank(q), tag | i as u64);

@@ -9,6 +9,7 @@ use crate::words::{bytes, grouped, seconds, size, table};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
 use convoy_plan::{Candidate, Goal, Plan};
+use convoy_program::ParameterHome;
 use serde_json::{Value, json};
 
 pub fn definition() -> Command {
@@ -75,9 +76,16 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
         bytes(plan.budget_bytes as u64),
         if plan.proven { "" } else { "; not proven best" },
     ))?;
-    say(&ranking(&asked, &plan, one, samples))?;
+    let labels = labels(&plan);
+    say(&ranking(&asked, &plan, &labels, one, samples))?;
+    for (label, candidate) in labels.iter().zip(&plan.candidates).filter(|(label, c)| **label != c.words()) {
+        say(&format!("{label}: {}", grids(&candidate.strategy.name)))?;
+    }
     say(&format!("\n{}", placements(&asked, plan.chosen())))?;
-    say(&format!("\n{}", plan.why))?;
+    let known = labels.iter().zip(&plan.candidates);
+    let why =
+        known.fold(plan.why.clone(), |why, (label, c)| why.replace(&format!("`{}`", c.words()), &format!("`{label}`")));
+    say(&format!("\n{why}"))?;
     if let Some(path) = path(matches, "out") {
         let Candidate { strategy, estimate, .. } = plan.chosen();
         let text = plan_file::write(&asked.network, strategy, Some((asked.options.batch, estimate)));
@@ -88,6 +96,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
             let mut object = super::simulate::object(&asked, &c.strategy.name, &c.estimate);
             object["fits"] = json!(c.fits);
             object["uniform"] = json!(c.uniform);
+            object["home"] = json!(home(c));
             object["speed_up"] = json!(one / c.estimate.step_seconds);
             object["layers"] = json!(null);
             object
@@ -106,12 +115,42 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     Ok(())
 }
 
-fn ranking(asked: &Asked, plan: &Plan, one: f64, samples: Option<usize>) -> String {
+fn home(candidate: &Candidate) -> &'static str {
+    match candidate.home {
+        ParameterHome::Everywhere => "everywhere",
+        ParameterHome::Sharded => "sharded",
+    }
+}
+
+/// What candidates are called in what people read: those with many grids by a letter.
+fn labels(plan: &Plan) -> Vec<String> {
+    let mut letters = 'A'..='Z';
+    let label = |c: &Candidate| match c.strategy.name.starts_with("mixed ") {
+        true => {
+            let home = if c.home == ParameterHome::Sharded { ", sharded" } else { "" };
+            format!("mixed {}{home}", letters.next().unwrap_or('Z'))
+        }
+        false => c.words(),
+    };
+    plan.candidates.iter().map(label).collect()
+}
+
+/// The grids of a name, the first of many.
+fn grids(name: &str) -> String {
+    let all: Vec<&str> = name.trim_start_matches("mixed ").split(" + ").collect();
+    let more = if all.len() > SHOWN { format!(" and {} more", all.len() - SHOWN) } else { String::new() };
+    format!("{}{more}", all[..all.len().min(SHOWN)].join(" + "))
+}
+
+/// Grids of a strategy, and layers of a grid, that are shown to people.
+const SHOWN: usize = 4;
+
+fn ranking(asked: &Asked, plan: &Plan, labels: &[String], one: f64, samples: Option<usize>) -> String {
     let ms = |time: f64| format!("{:.2}", 1e3 * time);
-    let row = |c: &Candidate| {
+    let row = |(c, label): (&Candidate, &String)| {
         let e = &c.estimate;
         let idle = asked.ranks - c.strategy.ranks;
-        let name = c.strategy.name.clone() + &if idle > 0 { format!(" ({idle} idle)") } else { String::new() };
+        let name = label.clone() + &if idle > 0 { format!(" ({idle} idle)") } else { String::new() };
         let share = 100.0 * e.memory_bytes as f64 / plan.budget_bytes;
         let memory =
             format!("{} ({share:.0} %{})", bytes(e.memory_bytes as u64), if c.fits { "" } else { ", too much" });
@@ -142,24 +181,50 @@ fn ranking(asked: &Asked, plan: &Plan, one: f64, samples: Option<usize>) -> Stri
         "efficiency",
         "bottleneck",
     ];
-    table(&header, &[11], plan.candidates.iter().map(row).collect())
+    table(&header, &[11], plan.candidates.iter().zip(labels).map(row).collect())
         + "\n\nPhases in milliseconds, of the busiest rank."
 }
 
-/// The grid of each layer, layers in a row that have the same one together.
+/// Layers that have the same grid: how many, and the first and last of each run.
+struct Alike {
+    grid: String,
+    layers: usize,
+    runs: Vec<(String, String)>,
+}
+
+impl Alike {
+    fn cells(&self) -> Vec<String> {
+        let run = |(first, last): &(String, String)| match first == last {
+            true => first.clone(),
+            false => format!("{first} to {last}"),
+        };
+        let mut words: Vec<String> = self.runs.iter().take(SHOWN).map(run).collect();
+        if self.runs.len() > SHOWN {
+            words.push(format!("and {} more", self.runs.len() - SHOWN));
+        }
+        vec![self.grid.clone(), self.layers.to_string(), words.join(", ")]
+    }
+}
+
+/// The layers that have each grid.
 fn placements(asked: &Asked, chosen: &Candidate) -> String {
-    let mut rows: Vec<(String, String, String)> = vec![];
+    let mut rows: Vec<Alike> = vec![];
+    let mut before = None;
     for (layer, placement) in asked.network.layers.iter().zip(&chosen.strategy.placements).skip(1) {
         let grid = placement.grid.to_string();
-        match rows.last_mut().filter(|row| row.2 == grid) {
-            Some(row) => row.1 = layer.name.clone(),
-            None => rows.push((layer.name.clone(), layer.name.clone(), grid)),
+        let at = rows.iter().position(|row| row.grid == grid).unwrap_or(rows.len());
+        if at == rows.len() {
+            rows.push(Alike { grid, layers: 0, runs: vec![] });
         }
+        let row = &mut rows[at];
+        row.layers += 1;
+        match row.runs.last_mut().filter(|_| before == Some(at)) {
+            Some(run) => run.1 = layer.name.clone(),
+            None => row.runs.push((layer.name.clone(), layer.name.clone())),
+        }
+        before = Some(at);
     }
-    let row = |(first, last, grid): (String, String, String)| {
-        vec![if first == last { first } else { format!("{first} to {last}") }, grid]
-    };
-    table(&["layers", "chosen grid"], &[1], rows.into_iter().map(row).collect())
+    table(&["chosen grid", "layers", "which"], &[2], rows.iter().map(Alike::cells).collect())
 }
 
 /// The plan for programs.
@@ -168,6 +233,7 @@ fn object(asked: &Asked, chosen: &Candidate) -> Value {
     let layers = layers.map(|(layer, placement)| json!({ "layer": layer.name, "grid": placement.grid.to_string() }));
     json!({
         "strategy": chosen.strategy.name,
+        "home": home(chosen),
         "ranks": chosen.strategy.ranks,
         "batch": asked.options.batch,
         "step_seconds": chosen.estimate.step_seconds,

@@ -7,7 +7,7 @@ use crate::error::{Error, Errors};
 use crate::fields::{Field, Form};
 use crate::links::Transport;
 use crate::plan_file;
-use crate::words::bytes;
+use crate::words::{bytes, short};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches};
 use convoy_kernels::{Mode, Update};
@@ -34,6 +34,8 @@ pub struct Asked {
     pub threads: Option<usize>,
     pub ranks_per_node: Option<usize>,
     pub collectives: Collectives,
+    /// Whether a person said where weights live.
+    pub home_given: bool,
 }
 
 /// The flags that all of these commands take.
@@ -66,6 +68,10 @@ pub fn arguments() -> Vec<Arg> {
         plain("network.input"),
         plain("train.winograd"),
         plain("train.leaves"),
+        plain("parallel.batch_norm"),
+        plain("parallel.home"),
+        plain("parallel.exact"),
+        plain("parallel.overlap"),
     ]
 }
 
@@ -82,7 +88,7 @@ impl Asked {
             leaves: job.train.leaves,
             winograd: job.train.winograd,
             update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
-            division: Default::default(),
+            division: job.parallel.division(),
         };
         let cheapest = matches.get_one::<String>("collectives").is_some_and(|word| word == "cheapest");
         Ok(Asked {
@@ -94,6 +100,7 @@ impl Asked {
             threads: whole(matches, "threads", 65536)?,
             ranks_per_node: whole(matches, "ranks-per-node", 65536)?,
             collectives: if cheapest { Collectives::Cheapest } else { Collectives::Direct },
+            home_given: matches.contains_id("parallel.home"),
         })
     }
 
@@ -128,6 +135,7 @@ impl Asked {
             collectives: self.collectives,
             budget_bytes,
             goal,
+            may_shard: !self.home_given,
         };
         let plan = match given {
             Some(strategy) => convoy_plan::plan_of(&asked, strategy),
@@ -137,8 +145,9 @@ impl Asked {
             convoy_plan::Error::Budget { budget, least, strategy } => Error::flag(
                 "memory",
                 format!(
-                    "no strategy fits {} a rank\n  help: `{strategy}` needs least, {}; else a smaller batch or more ranks",
+                    "no strategy fits {} a rank\n  help: `{}` needs least, {}; else a smaller batch or more ranks",
                     bytes(budget),
+                    short(&strategy),
                     bytes(least)
                 ),
             ),

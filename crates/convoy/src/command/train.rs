@@ -8,7 +8,7 @@ use crate::error::{Error, Errors};
 use crate::measured;
 use crate::ready::Ready;
 use crate::run::Run;
-use crate::words::{Sizes, bytes, count, grouped, seconds};
+use crate::words::{Sizes, bytes, count, grouped, seconds, short};
 use crate::world::World;
 use clap::{ArgMatches, Command};
 use convoy_predict::chrome_trace;
@@ -149,7 +149,7 @@ fn introduce(run: &Run) -> Result<(), Error> {
         "{} with {}, strategy {}, batch {}, {} planned; {}",
         count(ranks, "rank"),
         count(threads, "thread") + if ranks > 1 { " each" } else { "" },
-        ready.strategy.name,
+        short(&ready.strategy.name),
         grouped(ready.job.train.batch as u64),
         bytes(run.planned_bytes.iter().sum()),
         shown(run.folder().path())

@@ -308,6 +308,7 @@ fn strategy(case: &Case, network: &Network, options: &Options, machine: &Machine
         collectives: Collectives::Direct,
         budget_bytes: None,
         goal: Goal::Time,
+        may_shard: false,
     };
     let plan = convoy_plan::plan(&asked).map_err(|error| Error::Plan(Box::new(error)))?;
     let uses_all = plan.candidates.into_iter().find(|c| c.strategy.ranks == case.ranks);
