@@ -196,6 +196,10 @@ fn calibrations_are_kept_used_and_told_when_they_are_old() {
     let ran = with_cache("simulate lenet --batch 8");
     assert!(ran.err.contains("was made with older-kernels"), "{}", ran.err);
     assert!(ran.err.contains("help: convoy calibrate"), "{}", ran.err);
+    std::fs::write(&file, text.replacen("name = \"", "name = \"another ", 1)).unwrap();
+    let ran = with_cache("simulate lenet --batch 8");
+    assert!(ran.code == Some(1) && ran.err.starts_with("error: --machine: the calibration "), "{ran:?}");
+    assert!(ran.err.contains(" is of another computer, another "), "{}", ran.err);
 }
 
 /// A small network that any computer has memory for.

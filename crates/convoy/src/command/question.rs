@@ -193,8 +193,14 @@ impl Asked {
 /// A machine's file, or one that comes with Convoy.
 fn machine(given: Option<&Path>) -> Result<Machine, Error> {
     if let (None, Some((machine, flaw))) = (given, calibration::cached(Transport::Threads)) {
-        flaw.iter().for_each(|flaw| warn(flaw));
-        return Ok(machine);
+        // Other kernels are nearly as fast; another computer is another answer.
+        return match flaw {
+            Some(flaw) if machine.name != crate::machine::name() => Err(Error::flag("machine", flaw)),
+            flaw => {
+                flaw.iter().for_each(|flaw| warn(flaw));
+                Ok(machine)
+            }
+        };
     }
     calibration::named(given.unwrap_or(Path::new("cpu-10g")), |flaw| Error::flag("machine", flaw))
 }
