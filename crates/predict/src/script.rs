@@ -164,10 +164,16 @@ impl Script {
     }
 
     /// Longest remaining paths, from the programs' own estimates. A sum counts as what is added up, on whatever rank and however
-    /// it is cut: ranks that do the same must do it in the same order.
+    /// it is cut: ranks that do the same must do it in the same order. Messages as in `program::prioritise`.
     fn prioritise(&mut self) {
+        let mut longest = 0.0f64;
         for i in (0..self.entries.len()).rev() {
-            let path = self.entries[i].remaining;
+            let entry = &mut self.entries[i];
+            if matches!(entry.doing, Doing::Send { tag, .. } if Purpose::of(tag).is_urgent()) {
+                entry.remaining = entry.seconds + longest;
+            }
+            let path = entry.remaining;
+            longest = longest.max(path);
             for before in self.entries[i].after.clone() {
                 let entry = &mut self.entries[before];
                 entry.remaining = entry.remaining.max(entry.seconds + path);

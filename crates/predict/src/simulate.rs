@@ -503,8 +503,12 @@ impl<'a> Play<'a> {
     }
 
     fn make_ready(&mut self, actor: usize, entry: usize) {
-        let script = &self.scene.job.scripts[self.scene.actors[actor].position];
-        let urgency = order(script.entries[entry].remaining);
+        let entry_of = &self.scene.job.scripts[self.scene.actors[actor].position].entries[entry];
+        // Workers see to messages before they take tiles: others wait for them.
+        let urgency = match entry_of.doing {
+            Doing::Send { .. } | Doing::Receive { .. } => u64::MAX,
+            _ => order(entry_of.remaining),
+        };
         self.states[actor].ready.push((urgency, Reverse(entry)));
     }
 

@@ -334,3 +334,22 @@ fn too_many_unlike_ranks_are_an_error() {
          the parts of samples divide"
     );
 }
+
+/// The engine's workers see to messages between tiles, whatever else is ready. Where the simulator's let them wait for their turn,
+/// ranks of equal work waited for each other half of the time.
+#[test]
+fn messages_do_not_wait_for_tiles() {
+    let options = zoo::ModelOptions { input: Some(vec![1, 64, 64]), ..Default::default() };
+    let machine = Machine::from_toml(
+        "name = 'one'\n[[nodes]]\ncores = 2\nranks = 2\nmemory_bytes = 1e9\ncore_flops = 1e10\ncore_bandwidth = 5e9\n\
+         node_bandwidth = 1e10\n[[levels]]\nname = 'memory'\nnodes = 1\nlatency_seconds = 1e-6\nbandwidth = 1e10\nby_cores = true\n",
+    );
+    let network = zoo::model("unet", options).unwrap().fused();
+    let machine = machine.unwrap();
+    for strategy in ["filter", "channel"] {
+        let problem =
+            Problem { network: network.clone(), strategy, ranks: 2, batch: 2, leaves: 2, machine: machine.clone() };
+        let estimate = problem.estimate();
+        assert!(estimate.phases.wait < 0.1 * estimate.step_seconds, "{strategy}: {:?}", estimate.phases);
+    }
+}

@@ -1,17 +1,23 @@
 //! Priorities: the longest remaining path (BPT-CNN, inner layer; PAPERS.md 2.6).
 //!
 //! An op's `remaining` is its own estimated time plus the longest `remaining` of those that wait for it. Workers take ready
-//! tiles by it, so that critical paths never wait.
+//! tiles by it, so that critical paths never wait. What other ranks need of a tensor goes before all that is written later: there it
+//! is needed now, and ranks that compute first what only they need wait for each other in turns.
 
-use crate::program::Op;
+use crate::program::{Action, Op, Purpose};
 
 /// Fills in `remaining` of every op.
 pub fn prioritise(ops: &mut [Op]) {
     for op in ops.iter_mut() {
         op.remaining = op.seconds;
     }
+    let mut longest = 0.0f64;
     for i in (0..ops.len()).rev() {
+        if matches!(ops[i].action, Action::Send { tag, .. } if Purpose::of(tag).is_urgent()) {
+            ops[i].remaining = ops[i].seconds + longest;
+        }
         let path = ops[i].remaining;
+        longest = longest.max(path);
         for before in ops[i].after.clone() {
             let op = &mut ops[before.0];
             op.remaining = op.remaining.max(op.seconds + path);

@@ -43,6 +43,11 @@ impl Purpose {
         }
     }
 
+    /// Whether the receiver needs it for the next layer, and not only at the end of the step.
+    pub fn is_urgent(self) -> bool {
+        self != Purpose::Reduction
+    }
+
     /// What a program's tag says.
     pub fn of(tag: u64) -> Purpose {
         let all = [Purpose::Reduction, Purpose::Halo, Purpose::Redistribution];

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// Bytes of batches that may be under way or ready.
-const MOST_AHEAD: usize = 64 << 20;
+const MOST_AHEAD: usize = 32 << 20;
 
 /// Epochs, and so steps, have 40 bits in a random number's counter.
 const MOST_STEPS: u64 = 1 << 40;
