@@ -65,5 +65,6 @@ if args.mpi:
 calibration = "machine-mpi.toml" if args.mpi else "machine.toml"
 shutil.copy(os.path.join(folder, "cache", "convoy", calibration), os.path.join(folder, calibration))
 shutil.rmtree(os.path.join(folder, "cache"))
+text = text.replace(folder + os.sep, "")
 open(os.path.join(folder, "table.txt"), "w").write(text)
 print(text)

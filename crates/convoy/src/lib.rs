@@ -30,11 +30,11 @@ pub mod machine;
 mod measured;
 mod plan_file;
 mod ready;
-mod reference;
 mod run;
 mod survey;
 mod words;
 mod world;
+mod yardstick;
 
 pub use draft::Draft;
 pub use error::{Error, Errors, Place, TargetShapes};

@@ -118,7 +118,7 @@ fn machine_of(mut groups: Vec<Nodes>, links: Links, transport: Transport) -> Mac
         table: Table::default(),
         kernels: Some(kernels_version()),
         transport: Some(transport.word().into()),
-        reference_seconds: vec![],
+        yardstick_seconds: vec![],
     }
 }
 

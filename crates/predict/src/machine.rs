@@ -37,7 +37,7 @@ pub struct Machine {
     /// What its levels were measured with: threads or mpi; none where they were not.
     pub transport: Option<String>,
     /// Seconds of a fixed step on one core, on two at the same time, and so on, when it was measured.
-    pub reference_seconds: Vec<f64>,
+    pub yardstick_seconds: Vec<f64>,
 }
 
 /// Equal nodes.
@@ -129,8 +129,8 @@ impl Machine {
     /// One computer.
     pub fn single(name: &str, nodes: Nodes, level: Level) -> Machine {
         let (about, table) = (String::new(), Table::default());
-        let (groups, levels, reference_seconds) = (vec![nodes], vec![level], vec![]);
-        Machine { name: name.into(), about, groups, levels, table, kernels: None, transport: None, reference_seconds }
+        let (groups, levels, yardstick_seconds) = (vec![nodes], vec![level], vec![]);
+        Machine { name: name.into(), about, groups, levels, table, kernels: None, transport: None, yardstick_seconds }
     }
 
     /// Nodes in all.
@@ -180,7 +180,7 @@ impl Machine {
         let table: toml::Table =
             text.parse().map_err(|e: toml::de::Error| Error::Toml { message: e.to_string().trim_end().into() })?;
         let top = Reader { place: Place::Top, table: &table };
-        top.only(&["name", "about", "kernels", "transport", "reference_seconds", "nodes", "levels", "tiles"])?;
+        top.only(&["name", "about", "kernels", "transport", "yardstick_seconds", "nodes", "levels", "tiles"])?;
         let groups = top.entries("nodes")?.iter().map(nodes).collect::<Result<Vec<Nodes>, Error>>()?;
         let all = groups.iter().map(|g| g.count).sum();
         let entries = top.entries("levels")?;
@@ -201,9 +201,9 @@ impl Machine {
         let entries = tiles.iter().map(tile).collect::<Result<Vec<Entry>, Error>>()?;
         let optional = |name: &'static str| table.contains_key(name).then(|| top.text(name)).transpose();
         let (kernels, transport) = (optional("kernels")?, optional("transport")?);
-        let reference_seconds = top.seconds("reference_seconds")?;
+        let yardstick_seconds = top.seconds("yardstick_seconds")?;
         let (name, about) = (top.text("name")?, top.text_or("about", "")?);
-        Ok(Machine { name, about, groups, levels, table: Table { entries }, kernels, transport, reference_seconds })
+        Ok(Machine { name, about, groups, levels, table: Table { entries }, kernels, transport, yardstick_seconds })
     }
 
     /// The same as a file.
@@ -218,8 +218,8 @@ impl Machine {
         if let Some(transport) = &self.transport {
             let _ = writeln!(text, "transport = {transport:?}");
         }
-        if !self.reference_seconds.is_empty() {
-            let _ = writeln!(text, "reference_seconds = {:?}", self.reference_seconds);
+        if !self.yardstick_seconds.is_empty() {
+            let _ = writeln!(text, "yardstick_seconds = {:?}", self.yardstick_seconds);
         }
         for g in &self.groups {
             let _ = write!(
@@ -409,7 +409,7 @@ mod tests {
         machine.kernels = Some("k 1".into());
         machine.transport = Some("mpi".into());
         machine.groups[0].add_bandwidth = 3e9;
-        machine.reference_seconds = vec![0.05, 0.06];
+        machine.yardstick_seconds = vec![0.05, 0.06];
         machine.table.entries = vec![Entry { family: "f".into(), size: [1.0, 2.5, 0.0, 4.0], ratio: 1.75 }];
         assert_eq!(Machine::from_toml(&machine.to_toml()).as_ref(), Ok(&machine));
     }

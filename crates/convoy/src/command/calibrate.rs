@@ -5,10 +5,10 @@ use super::{json_argument, path, path_argument, say};
 use crate::calibration;
 use crate::error::{Error, Errors};
 use crate::links::Transport;
-use crate::reference::Reference;
 use crate::survey;
 use crate::words::{count, seconds};
 use crate::world::World;
+use crate::yardstick::Yardstick;
 use clap::{Arg, ArgMatches, Command};
 use convoy_net::Network;
 use convoy_net::zoo::{self, ModelOptions};
@@ -66,8 +66,8 @@ fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {
     if !world.is_first() {
         return Ok(());
     }
-    let mut reference = Reference::new(machine.groups[0].cores)?;
-    let before = reference.medians()?;
+    let mut yardstick = Yardstick::new(machine.groups[0].cores)?;
+    let before = yardstick.medians()?;
     let networks = NETWORKS.iter().filter_map(|name| zoo::model(name, ModelOptions::default()).ok());
     let probes = survey::probes(&networks.map(|network| network.fused()).collect::<Vec<Network>>());
     let layers = probes.len() * SAMPLES.len();
@@ -78,7 +78,7 @@ fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {
     bar.finish_and_clear();
     machine.table = table;
     // Before and after: tiles were measured between.
-    machine.reference_seconds = before.iter().zip(reference.medians()?).map(|(a, b)| (a + b) / 2.0).collect();
+    machine.yardstick_seconds = before.iter().zip(yardstick.medians()?).map(|(a, b)| (a + b) / 2.0).collect();
     let transport = if world.ranks().is_some_and(|ranks| ranks > 1) { Transport::Mpi } else { Transport::Threads };
     let path = match path(matches, "out") {
         Some(path) => path.to_path_buf(),

@@ -1,7 +1,7 @@
 //! `convoy bench --validate`: predicted step times beside measured ones, over networks, batches and strategies.
 //!
 //! Each case is predicted from this computer's calibration, then run in memory with ranks that are threads. A fixed step
-//! ([`Reference`]) runs before and after each step of a case, on as many cores: a step's time is corrected by how much longer that took
+//! ([`Yardstick`]) runs before and after each step of a case, on as many cores: a step's time is corrected by how much longer that took
 //! than when the computer was calibrated. Both the raw measurement and the corrected one are kept.
 //!
 //! For each network the strategy that the planner chooses is among the cases: how much slower it is than the best one measured is
@@ -13,8 +13,8 @@ use crate::calibration;
 use crate::error::{Error, Errors};
 use crate::links::Transport;
 use crate::machine;
-use crate::reference::Reference;
 use crate::words::{percent, table};
+use crate::yardstick::Yardstick;
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Mode, Moment, Update, Winograd};
 use convoy_net::zoo::{self, ModelOptions};
@@ -84,7 +84,7 @@ struct Row {
     predicted: Estimate,
     /// Of each step.
     seconds: Vec<f64>,
-    /// Beside each step: how much faster the reference was than when the computer was calibrated.
+    /// Beside each step: how much faster the yardstick was than when the computer was calibrated.
     speeds: Vec<f64>,
     planned_bytes: usize,
 }
@@ -109,7 +109,7 @@ impl Row {
             "threads": self.case.threads, "asked": self.case.words, "strategy": self.strategy,
             "transport": "threads", "predicted_seconds": self.predicted.step_seconds,
             "measured_seconds": self.measured(), "corrected_seconds": self.corrected(),
-            "all_seconds": self.seconds, "reference_speeds": self.speeds,
+            "all_seconds": self.seconds, "yardstick_speeds": self.speeds,
             "accuracy_raw": self.accuracy(self.measured()), "accuracy": self.accuracy(self.corrected()),
             "predicted_bytes": self.predicted.memory_bytes, "planned_bytes": self.planned_bytes,
         })
@@ -135,11 +135,11 @@ impl Row {
 /// Predicts and measures all cases, and tells what came out.
 pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
     let machine = calibrated()?;
-    let mut reference = Reference::new(machine::cores())?;
+    let mut yardstick = Yardstick::new(machine::cores())?;
     let mut rows: Vec<Row> = vec![];
     for case in cases().filter(|case| validate.wants(case)) {
         eprintln!("{}", case.name());
-        let row = measure(case, &machine, &mut reference, validate.seconds)?;
+        let row = measure(case, &machine, &mut yardstick, validate.seconds)?;
         if let Some(path) = validate.out {
             let file = OpenOptions::new().create(true).append(true).open(path);
             file.and_then(|mut file| writeln!(file, "{}", row.object())).map_err(Error::file("write", path))?;
@@ -190,8 +190,8 @@ pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
 /// This computer as it was measured, by these kernels.
 fn calibrated() -> Result<Machine, Error> {
     match calibration::cached(Transport::Threads) {
-        Some((machine, None)) if machine.reference_seconds.len() >= machine::cores() => Ok(machine),
-        Some((_, None)) => Err(Error::Usage("the calibration has no reference\n  help: convoy calibrate".into())),
+        Some((machine, None)) if machine.yardstick_seconds.len() >= machine::cores() => Ok(machine),
+        Some((_, None)) => Err(Error::Usage("the calibration has no yardstick\n  help: convoy calibrate".into())),
         Some((_, Some(flaw))) => Err(Error::Usage(flaw)),
         None => Err(Error::Usage("this computer was not calibrated\n  help: convoy calibrate".into())),
     }
@@ -265,7 +265,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-fn measure(case: Case, machine: &Machine, reference: &mut Reference, seconds: f64) -> Result<Row, Errors> {
+fn measure(case: Case, machine: &Machine, yardstick: &mut Yardstick, seconds: f64) -> Result<Row, Errors> {
     let network = zoo::model(case.network, ModelOptions::default()).map_err(Error::from)?.fused();
     let options = Options {
         batch: case.batch,
@@ -288,7 +288,7 @@ fn measure(case: Case, machine: &Machine, reference: &mut Reference, seconds: f6
     };
     let predicted = simulate(&question, false).map_err(Error::from)?.estimate;
     let cores = (case.ranks * case.threads).min(machine::cores());
-    let mut speed = || Ok(machine.reference_seconds[cores - 1] / reference.seconds(cores)?);
+    let mut speed = || Ok(machine.yardstick_seconds[cores - 1] / yardstick.seconds(cores)?);
     let (times, speeds, planned_bytes) = run_ranks(&case, &network, &strategy, &options, seconds, &mut speed)?;
     Ok(Row { strategy: strategy.name.clone(), case, predicted, seconds: times, speeds, planned_bytes })
 }
@@ -315,7 +315,7 @@ fn strategy(case: &Case, network: &Network, options: &Options, machine: &Machine
     Ok(uses_all.expect("bug: data is always a candidate").strategy)
 }
 
-/// Steps of all ranks together: seconds of each, the reference's speed beside each, and what the heaviest rank held.
+/// Steps of all ranks together: seconds of each, the yardstick's speed beside each, and what the heaviest rank held.
 fn run_ranks(
     case: &Case,
     network: &Network,

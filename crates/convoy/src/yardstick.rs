@@ -1,4 +1,4 @@
-//! The reference: a fixed step that tells how fast this computer is right now.
+//! The yardstick: a fixed step that tells how fast this computer is right now.
 //!
 //! One block of resnet50 on each core, which computes and moves memory as steps of networks do. `convoy calibrate` keeps what it
 //! takes; `convoy bench --validate` runs it beside each measured step. Where it takes longer than it did then, others use the
@@ -17,14 +17,14 @@ use std::time::Instant;
 const SAMPLES: usize = 4;
 
 /// An engine for each core.
-pub struct Reference {
+pub struct Yardstick {
     engines: Vec<Engine>,
     images: Vec<f32>,
     targets: Vec<f32>,
 }
 
-impl Reference {
-    pub fn new(cores: usize) -> Result<Reference, Errors> {
+impl Yardstick {
+    pub fn new(cores: usize) -> Result<Yardstick, Errors> {
         let network = block();
         let options = Options {
             batch: SAMPLES,
@@ -43,10 +43,10 @@ impl Reference {
             engine
         };
         let ranks = (0..cores).flat_map(|_| convoy_comm::threads(1));
-        let mut reference = Reference { engines: ranks.map(engine).collect(), images, targets };
+        let mut yardstick = Yardstick { engines: ranks.map(engine).collect(), images, targets };
         // The first touch of memory is like no other.
-        reference.seconds(cores)?;
-        Ok(reference)
+        yardstick.seconds(cores)?;
+        Ok(yardstick)
     }
 
     /// Seconds of a step on each of so many cores, at the same time.
@@ -58,7 +58,7 @@ impl Reference {
             let step = |engine: &'_ mut Engine| engine.step(0, batch, moment).map(drop);
             let threads: Vec<_> =
                 self.engines.iter_mut().take(cores).map(|engine| scope.spawn(move || step(engine))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("bug: a reference panicked")).collect()
+            threads.into_iter().map(|thread| thread.join().expect("bug: a yardstick panicked")).collect()
         });
         steps.into_iter().collect::<Result<Vec<()>, _>>().map_err(Error::from)?;
         Ok(began.elapsed().as_secs_f64())
@@ -78,7 +78,7 @@ impl Reference {
 }
 
 fn block() -> Network {
-    let mut network = Network::new("reference", &[256, 56, 56]);
+    let mut network = Network::new("yardstick", &[256, 56, 56]);
     for (i, (filters, window)) in [(64, 1), (64, 3), (256, 1)].into_iter().enumerate() {
         let mut convolution = Convolution::new(filters, &[window, window]);
         convolution.windows = convolution.windows.padded(window / 2);
