@@ -856,7 +856,7 @@ fn plan_memory(program: &mut Program) {
     MemoryPlan::make(program, &results);
 }
 
-/// What [`plan_memory`] would plan: how many bytes a step takes.
+/// What `plan_memory` would plan: how many bytes a step takes.
 pub fn memory_plan(program: &Program) -> MemoryPlan {
     MemoryPlan::of(program, &results(program))
 }
