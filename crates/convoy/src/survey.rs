@@ -11,7 +11,7 @@ use crate::machine;
 use crate::world::cores_by_host;
 use convoy_comm::{Communicator, Team, all_gather, broadcast};
 use convoy_engine::{Batch, Engine, Settings};
-use convoy_kernels::{Mode, Moment, Update, Winograd, fma_peak_gflops, memory_gbytes};
+use convoy_kernels::{Moment, fma_peak_gflops, memory_gbytes};
 use convoy_net::layers::{Convolution, FullyConnected, GlobalAveragePool};
 use convoy_net::{Kind, LayerId, Network, Shape};
 use convoy_predict::{Entry, Machine, Nodes, Table, ask, roofline_seconds};
@@ -191,14 +191,7 @@ fn probe(kind: &Kind, inputs: &[Shape]) -> Network {
 
 /// How much longer than by roofline each op of a network takes on one core.
 fn measure(network: &Network, samples: usize, nodes: &Nodes) -> Result<Vec<Entry>, Errors> {
-    let options = Options {
-        batch: samples,
-        mode: Mode::Train,
-        leaves: 8,
-        winograd: Winograd::Four,
-        update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
-        division: Default::default(),
-    };
+    let options = Options::plain(samples);
     let Ok(program) = lower(network, &Strategy::single(network), Rank(0), &options) else { return Ok(vec![]) };
     let asks: Vec<_> = program.ops.iter().map(|op| (ask(op, &program, network), op.tiles)).collect();
     let images: Vec<f32> = (0..program.images.len()).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect();

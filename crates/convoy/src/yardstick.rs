@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Errors};
 use convoy_engine::{Batch, Engine, Settings};
-use convoy_kernels::{Mode, Moment, Update, Winograd};
+use convoy_kernels::Moment;
 use convoy_net::layers::{Activation, BatchNorm, Convolution, FullyConnected, GlobalAveragePool};
 use convoy_net::{Kind, Network};
 use convoy_program::{Options, lower};
@@ -26,14 +26,7 @@ pub struct Yardstick {
 impl Yardstick {
     pub fn new(cores: usize) -> Result<Yardstick, Errors> {
         let network = block();
-        let options = Options {
-            batch: SAMPLES,
-            mode: Mode::Train,
-            leaves: SAMPLES,
-            winograd: Winograd::Four,
-            update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
-            division: Default::default(),
-        };
+        let options = Options::plain(SAMPLES);
         let program = lower(&network, &Strategy::single(&network), Rank(0), &options).map_err(Error::from)?;
         let images = (0..program.images.len()).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect();
         let targets = vec![0.0; program.targets];

@@ -13,7 +13,7 @@ use crate::cost::{Ask, ask};
 use crate::estimate::Activity;
 use convoy_kernels::{Pass, Work};
 use convoy_net::{LayerId, Network};
-use convoy_program::{Action, BufferId, Op, Part, Program, Purpose, Subject, TOLD, What, memory_plan};
+use convoy_program::{Action, BufferId, Op, Part, Program, Purpose, Subject, TOLD, What, longest_paths, memory_plan};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The kind of work of an entry, as people tell them apart.
@@ -164,21 +164,14 @@ impl Script {
     }
 
     /// Longest remaining paths, from the programs' own estimates. A sum counts as what is added up, on whatever rank and however
-    /// it is cut: ranks that do the same must do it in the same order. Messages as in `program::prioritise`.
+    /// it is cut: ranks that do the same must do it in the same order. Messages go first as in
+    /// programs.
     fn prioritise(&mut self) {
-        let mut longest = 0.0f64;
-        for i in (0..self.entries.len()).rev() {
-            let entry = &mut self.entries[i];
-            if matches!(entry.doing, Doing::Send { tag, .. } if Purpose::of(tag).is_urgent()) {
-                entry.remaining = entry.seconds + longest;
-            }
-            let path = entry.remaining;
-            longest = longest.max(path);
-            for before in self.entries[i].after.clone() {
-                let entry = &mut self.entries[before];
-                entry.remaining = entry.remaining.max(entry.seconds + path);
-            }
-        }
+        let seconds: Vec<f64> = self.entries.iter().map(|entry| entry.seconds).collect();
+        let goes_first =
+            |i: usize| matches!(self.entries[i].doing, Doing::Send { tag, .. } if Purpose::of(tag).is_urgent());
+        let paths = longest_paths(&seconds, |i| self.entries[i].after.iter().copied(), goes_first);
+        self.entries.iter_mut().zip(paths).for_each(|(entry, path)| entry.remaining = path);
     }
 
     /// Leaves out messages to other groups of ranks that are no sums: running statistics, which the first group tells the others.

@@ -1,6 +1,6 @@
 //! The simulator: runs the ranks' programs over a machine, on paper.
 //!
-//! Workers take tiles of the most urgent ready op, as the engine's do; ranks of a node share its cores; messages take their turn
+//! Workers see to messages, then take tiles of the most urgent ready op, as the engine's do; ranks of a node share its cores; messages take their turn
 //! on links; sums over ranks run in the background, one after the other. What a rank's workers do not compute is booked to what
 //! they wait for.
 //!
@@ -8,7 +8,7 @@
 //! - Events at equal times are taken in an order that follows from ranks and ops alone: the same question has the same answer.
 //! - Groups of ranks that do the same on the same kind of nodes are simulated once; only sums join them (`fold.rs`).
 //!
-//! Left out: that a worker looks after messages only between tiles; that sums slow halos down more than by sharing a link fairly.
+//! Left out: that messages between nodes, too, are seen to only between tiles; that sums slow halos down more than by sharing a link fairly.
 
 use crate::cost::roofline_seconds;
 use crate::error::Error;

@@ -27,6 +27,7 @@ pub use home::ParameterHome;
 pub use lower::{Division, Halos, Options, lower, lower_ops, memory_plan};
 pub use memory::MemoryPlan;
 pub use norm::{NormOver, TOLD};
+pub use prioritise::longest_paths;
 pub use program::{
     Access, Action, Buffer, BufferId, Home, KeptAt, Number, Op, OpId, Part, Program, Purpose, Shard, Subject, What,
 };

@@ -40,6 +40,20 @@ pub struct Options {
     pub division: Division,
 }
 
+impl Options {
+    /// A training step by plain SGD, as benchmarks and predictions take it where nobody says otherwise.
+    pub fn plain(batch: usize) -> Options {
+        Options {
+            batch,
+            mode: Mode::Train,
+            leaves: 8,
+            winograd: Winograd::Four,
+            update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
+            division: Division::default(),
+        }
+    }
+}
+
 /// What ranks do each for itself or together, besides computing layers as the strategy says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Division {

@@ -10,7 +10,6 @@ use crate::plan_file;
 use crate::words::{bytes, short};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches};
-use convoy_kernels::{Mode, Update};
 use convoy_net::{Network, Shape};
 use convoy_plan::{Goal, Plan};
 use convoy_predict::{Collectives, Folding, Machine, Question, Simulation, simulate};
@@ -83,12 +82,10 @@ impl Asked {
         let network = bench::network(path(matches, "NET").unwrap_or(Path::new("")), &job)?;
         let shapes = network.shapes(job.train.batch).map_err(Error::from)?;
         let options = Options {
-            batch: job.train.batch,
-            mode: Mode::Train,
             leaves: job.train.leaves,
             winograd: job.train.winograd,
-            update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
             division: job.parallel.division(),
+            ..Options::plain(job.train.batch)
         };
         let cheapest = matches.get_one::<String>("collectives").is_some_and(|word| word == "cheapest");
         Ok(Asked {

@@ -16,7 +16,7 @@ use crate::machine;
 use crate::words::{percent, table};
 use crate::yardstick::Yardstick;
 use convoy_engine::{Batch, Engine, Settings};
-use convoy_kernels::{Mode, Moment, Update, Winograd};
+use convoy_kernels::Moment;
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Network, Region};
 use convoy_plan::{Asked, Goal};
@@ -267,14 +267,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 
 fn measure(case: Case, machine: &Machine, yardstick: &mut Yardstick, seconds: f64) -> Result<Row, Errors> {
     let network = zoo::model(case.network, ModelOptions::default()).map_err(Error::from)?.fused();
-    let options = Options {
-        batch: case.batch,
-        mode: Mode::Train,
-        leaves: 8,
-        winograd: Winograd::Four,
-        update: Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 1e-4 },
-        division: Default::default(),
-    };
+    let options = Options::plain(case.batch);
     let strategy = strategy(&case, &network, &options, machine)?;
     let question = Question {
         network: &network,
