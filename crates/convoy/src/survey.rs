@@ -12,7 +12,7 @@ use crate::world::cores_by_host;
 use convoy_comm::{Communicator, Team, all_gather, broadcast};
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Moment, fma_peak_gflops, memory_gbytes};
-use convoy_net::layers::{Convolution, FullyConnected, GlobalAveragePool};
+use convoy_net::layers::{Activation, BatchNorm, Convolution, FullyConnected, GlobalAveragePool};
 use convoy_net::{Kind, LayerId, Network, Shape};
 use convoy_predict::{Entry, Machine, Nodes, Table, ask, roofline_seconds};
 use convoy_program::{Options, lower};
@@ -157,8 +157,9 @@ pub fn probes(networks: &[Network]) -> Vec<Network> {
         let Ok(shapes) = network.shapes(1) else { continue };
         for (l, layer) in network.layers.iter().enumerate().skip(1) {
             let inputs = network.input_shapes(LayerId(l), &shapes);
-            let key = format!("{:?} {inputs:?}", layer.kind);
-            probes.entry(key).or_insert_with(|| probe(&layer.kind, &inputs));
+            let normed = is_normed(network, LayerId(l));
+            let key = format!("{:?} {inputs:?} {normed}", layer.kind);
+            probes.entry(key).or_insert_with(|| probe(&layer.kind, &inputs, normed));
         }
     }
     let mut probes: Vec<Network> = probes.into_values().collect();
@@ -168,7 +169,12 @@ pub fn probes(networks: &[Network]) -> Vec<Network> {
     probes
 }
 
-fn probe(kind: &Kind, inputs: &[Shape]) -> Network {
+/// Whether a batch norm reads a layer: then the layer may sum what it computes.
+fn is_normed(network: &Network, l: LayerId) -> bool {
+    network.layers.iter().any(|layer| layer.inputs.first() == Some(&l) && matches!(layer.kind, Kind::BatchNorm(_)))
+}
+
+fn probe(kind: &Kind, inputs: &[Shape], normed: bool) -> Network {
     let [_, _, depth, height, width] = inputs[0].0;
     let sizes: &[usize] = if depth > 1 { &[depth, height, width] } else { &[height, width] };
     let mut input = vec![inputs[0].channels().min(16)];
@@ -180,10 +186,20 @@ fn probe(kind: &Kind, inputs: &[Shape]) -> Network {
         .enumerate()
         .map(|(i, shape)| {
             let lead = Convolution::new(shape.channels(), &ones);
-            network.join(format!("lead{i}"), Kind::Convolution(lead), &[LayerId(0)])
+            let lead = network.join(format!("lead{i}"), Kind::Convolution(lead), &[LayerId(0)]);
+            match kind {
+                // It is to take its sums itself.
+                Kind::BatchNorm(_) => {
+                    network.join(format!("lead{i}.relu"), Kind::Activation(Activation::Relu), &[lead])
+                }
+                _ => lead,
+            }
         })
         .collect();
     network.join("probe", kind.clone(), &before);
+    if normed {
+        network.push("norm", Kind::BatchNorm(BatchNorm::default()));
+    }
     network.push("pool", Kind::GlobalAveragePool(GlobalAveragePool));
     network.push("end", Kind::FullyConnected(FullyConnected::new(10)));
     network

@@ -170,6 +170,8 @@ fn geometry(kind: &Kind, input: Shape, first: bool, winograd: Winograd) -> Geome
         output: Tensor { shape: output, layout: Layout::blocked(margin(y)) },
         region: y,
         normed: y.len() / output.channels(),
+        summed: false,
+        rectified: false,
         output_gradient: Some(Layout::blocked(y.hull(&reached))),
         input_gradients: vec![(!first).then(|| (Layout::blocked(margin(x)), x))],
         accumulate: vec![false],

@@ -33,6 +33,8 @@ pub enum Operand {
     /// Doubles, `[sample][strip][column]`: sums of parts of samples, which the program folds into the `Sum` of the same
     /// number, over strips, then leaves, then ranks.
     Partial(usize),
+    /// The `Partial` of the batch norm that reads the output: sums of its elements and of their squares.
+    OutputSums,
     /// Doubles, `[column]`: sums over the global batch.
     Sum(usize),
     /// What the output should have been: labels `[n][d][h][w]`, or values `[n][c][d][h][w]`, dense, of the owned region.
@@ -124,6 +126,10 @@ pub struct Geometry {
     pub region: Region,
     /// Elements of a channel that batch norm's sums run over: those of the whole output, or of the ranks that norm together.
     pub normed: usize,
+    /// A batch norm takes sums of just this output: forward may make them (`OutputSums`) while it is near.
+    pub summed: bool,
+    /// A ReLU alone reads the output: forward applies it at once. Backward is that of what was before.
+    pub rectified: bool,
     /// In training, how the output's gradient is stored.
     pub output_gradient: Option<Layout>,
     /// In training, per input whose gradient is wanted: how it is stored, and which part to compute.

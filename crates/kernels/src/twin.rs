@@ -4,6 +4,8 @@
 //! needed, so that a kernel that reads what it should not, or writes outside its region, is caught. Tiles run in a shuffled
 //! order.
 
+use crate::fast::norm::COLUMNS;
+use crate::fast::strips::Strips;
 use crate::fast::{self, fold};
 use crate::reference::{self, Array, Call, Gradients};
 use crate::{Geometry, Layout, Make, Mode, Moment, Operand, Operands, Slot, Stage, Tensor, Winograd};
@@ -143,6 +145,8 @@ pub fn fetch(memory: &Memory, layout: &Layout, region: &Region) -> Array {
 /// What came out of a layer.
 pub struct Outcome {
     pub output: Array,
+    /// Those of the output, if forward made them.
+    pub sums: Option<Vec<f64>>,
     pub gradients: Option<Gradients>,
     /// All parameters after the pass, in PyTorch's order.
     pub parameters: Vec<Vec<f64>>,
@@ -190,6 +194,7 @@ impl Problem {
         let call = self.call(values);
         let trains = self.mode == Mode::Train;
         Outcome {
+            sums: None,
             output: twin.forward(&call),
             gradients: trains.then(|| twin.backward(&call, &values.dy)),
             parameters: if trains { twin.running(&call) } else { values.parameters.clone() },
@@ -246,6 +251,8 @@ impl Problem {
             output: Tensor { shape: output, layout: Layout::blocked(widen(own, self.extra)) },
             region: own,
             normed: output.len() / output.channels(),
+            summed: false,
+            rectified: false,
             output_gradient: Some(Layout::blocked(widen(dy_stored, self.extra))),
             input_gradients,
         }
@@ -274,7 +281,19 @@ impl Problem {
             memory.insert(Operand::ParameterGradient(p), Memory::poisoned(packing.len));
         }
         memory.insert(Operand::Output, Memory::poisoned(g.output.layout.len));
-        run_all(&mut memory, &twin.forward(g), g, self.seed, &|pass| twin.prepare(pass, g));
+        let strips = Strips::new(g.output.shape, &g.region, 1);
+        let sums = g.region.size(Axis::Sample) * strips.count * strips.blocks * COLUMNS;
+        memory.insert(Operand::OutputSums, Memory::poisoned(2 * sums));
+        let forward = twin.forward(g);
+        run_all(&mut memory, &forward, g, self.seed, &|pass| twin.prepare(pass, g));
+        let made = forward.iter().any(|stage| stage.writes.contains(&Operand::OutputSums));
+        let sums = made.then(|| {
+            let (pairs, _) = memory[&Operand::OutputSums].slice().as_chunks::<2>();
+            pairs
+                .iter()
+                .map(|pair| f64::from_bits(u64::from(pair[1].to_bits()) << 32 | u64::from(pair[0].to_bits())))
+                .collect()
+        });
         let output = &memory[&Operand::Output];
         outside_untouched(output, &g.output.layout, &g.region, "output");
         let output = fetch(output, &g.output.layout, &g.region);
@@ -314,7 +333,7 @@ impl Problem {
         }
         let parameters = 0..values.parameters.len();
         let parameters = parameters.map(|p| unpack(&memory[&Operand::Parameter(p)], &twin.packing(p, g))).collect();
-        Outcome { output, gradients, parameters }
+        Outcome { output, sums, gradients, parameters }
     }
 }
 

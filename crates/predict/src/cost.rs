@@ -29,7 +29,8 @@ pub fn ask(op: &Op, program: &Program, network: &Network) -> Ask {
             let read = geometry.inputs.first().map_or(1, |t| t.layout.stored.size(Axis::Channel));
             let size = [read, region.size(Axis::Channel), points, region.size(Axis::Sample)];
             let (kind, pass) = (layer_family(&network.layers[l.0].kind), pass_name(stage.pass));
-            let family = format!("{kind} {pass} from {}", sources(&stage.reads));
+            let sums = if stage.writes.contains(&Operand::OutputSums) { " with sums" } else { "" };
+            let family = format!("{kind} {pass} from {}{sums}", sources(&stage.reads));
             Ask { work: stage.work, family, size: size.map(|n| (n.max(1) as f64).log2()) }
         }
         Action::Compute { stage, .. } => by_bytes("loss", stage.work),
@@ -85,7 +86,7 @@ fn sources(reads: &[Operand]) -> String {
         Operand::Parameter(_) | Operand::State(_) => "parameter",
         Operand::ParameterGradient(_) => "parameter gradient",
         Operand::Internal(_) => "parts",
-        Operand::Partial(_) | Operand::Sum(_) => "sums",
+        Operand::Partial(_) | Operand::OutputSums | Operand::Sum(_) => "sums",
         Operand::Target => "target",
     };
     let mut names: Vec<&str> = reads.iter().map(name).collect();

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod ahead;
 mod bucket;
 mod depend;
 mod gather;

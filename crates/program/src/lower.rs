@@ -4,6 +4,7 @@
 //! margins, compute), the loss, every layer backward (complete the output's gradient, compute, sum over ranks, update). What
 //! may run side by side is found afterwards, from what the ops touch.
 
+use crate::ahead::{STATISTICS, norms, rectified};
 use crate::bucket::Bucket;
 use crate::depend::depend;
 use crate::gather::Cut;
@@ -114,6 +115,10 @@ pub(crate) struct Builder<'a> {
     pub gathered: Vec<bool>,
     /// By layer: whether its output's gradient is wanted.
     pub wants_gradient: Vec<bool>,
+    /// By layer: the batch norm that takes sums of its output, if this rank has the same part of both.
+    pub norms: Vec<Option<LayerId>>,
+    /// By layer: the ReLU that it applies itself. What would be before exists nowhere.
+    rectified: Vec<Option<LayerId>>,
     pub geometries: Vec<Option<Arc<Geometry>>>,
     /// Gradients that are summed over ranks together.
     pub buckets: Vec<Bucket>,
@@ -143,6 +148,8 @@ impl<'a> Builder<'a> {
         let cut = Cut { network, shapes, parts: &parts };
         let gathers = |l: usize| wants_gradient[l] && cut.gathers(LayerId(l), &holdings[l][0]);
         let gathered = (0..network.layers.len()).map(gathers).collect();
+        let norms = norms(network, &parts, rank, &options);
+        let rectified = rectified(network, &parts);
         Builder {
             strategy,
             rank,
@@ -155,6 +162,8 @@ impl<'a> Builder<'a> {
             holdings,
             gathered,
             wants_gradient,
+            norms,
+            rectified,
             geometries: vec![None; network.layers.len()],
             buckets: vec![],
             complete: vec![],
@@ -238,8 +247,14 @@ impl<'a> Builder<'a> {
 
     /// Lays out tensors and says where each layer works.
     fn place(&mut self) {
-        for l in (0..self.network.layers.len()).map(LayerId) {
-            self.make_holdings(l);
+        let layers = (0..self.network.layers.len()).map(LayerId);
+        layers.clone().for_each(|l| self.make_holdings(l));
+        for l in layers.clone() {
+            if let Some(relu) = self.rectified[l.0] {
+                self.found.insert(What::Tensor(l, 0), self.found[&What::Tensor(relu, 0)]);
+            }
+        }
+        for l in layers {
             if !self.network.layers[l.0].inputs.is_empty() {
                 self.geometries[l.0] = Some(Arc::new(self.geometry(l)));
             }
@@ -264,6 +279,10 @@ impl<'a> Builder<'a> {
                     self.push(Action::Load { target: self.found[&What::Tensor(l, 0)], region: self.images });
                 }
             } else {
+                if self.network.layers[l.0].inputs.iter().any(|input| self.rectified[input.0] == Some(l)) {
+                    self.fill(l);
+                    continue;
+                }
                 self.pull(l, 0);
                 let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
                 if !geometry.region.is_empty() {
@@ -273,7 +292,9 @@ impl<'a> Builder<'a> {
                 }
                 self.add_up(l);
             }
-            self.fill(l);
+            if self.rectified[l.0].is_none() {
+                self.fill(l);
+            }
         }
     }
 
@@ -288,7 +309,7 @@ impl<'a> Builder<'a> {
             return self.stages(Subject::Layer(l), stages, geometry);
         }
         for (number, region) in pieces.into_iter().enumerate() {
-            let piece = Geometry { region, ..Geometry::clone(geometry) };
+            let piece = Geometry { region, summed: false, ..Geometry::clone(geometry) };
             self.write_piece(l, number, twin.forward(&piece), piece);
         }
     }
@@ -313,8 +334,9 @@ impl<'a> Builder<'a> {
             let needed = self.holdings[l.0][k].needed[self.rank.0];
             let channels = needed.range(Axis::Channel);
             let stored = or_no_samples(needed, channels, self.shapes[l.0]);
-            let layout = self.layout_of(l, stored);
-            self.tensor_buffer(What::Tensor(l, k), &layout);
+            if self.rectified[l.0].is_none() {
+                self.tensor_buffer(What::Tensor(l, k), &self.layout_of(l, stored));
+            }
             if self.wants_gradient[l.0] {
                 let mut stored = own_or_nothing(k, own);
                 stored = stored.hull(&self.held_gradient(l, k));
@@ -461,6 +483,8 @@ impl<'a> Builder<'a> {
             output: Tensor { shape: self.shapes[l.0], layout: output(written) },
             region: computed,
             normed: self.normed(l),
+            summed: self.norms[l.0].is_some(),
+            rectified: self.rectified[l.0].is_some(),
             output_gradient: self.wants_gradient[l.0].then(|| output(gradient)),
             input_gradients,
         }
@@ -538,6 +562,13 @@ impl<'a> Builder<'a> {
     /// Writes down stages with their operands; folds and reduces partial sums as they are made.
     fn stages(&mut self, subject: Subject, stages: Vec<Stage>, geometry: &Arc<Geometry>) {
         for stage in stages {
+            if stage.writes.contains(&Operand::OutputSums) {
+                self.make_output_sums(subject);
+            }
+            if self.has_sums(subject, &stage) {
+                self.fold(subject, &stage, geometry.region);
+                continue;
+            }
             self.make(subject, &stage, geometry.region.size(Axis::Sample));
             let mut used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
             used.sort();
@@ -657,6 +688,10 @@ impl<'a> Builder<'a> {
                 *own.unwrap_or_else(|| &self.found[&What::Internal(subject, k)])
             }
             Operand::Partial(k) => self.found[&What::Partial(subject, k)],
+            Operand::OutputSums => {
+                let norm = self.norms[l.0].expect("bug: sums that nobody wants");
+                self.found[&What::Partial(Subject::Layer(norm), STATISTICS)]
+            }
             Operand::Sum(k) => self.found[&What::Sum(subject, k)],
             Operand::Target => self.target(),
             Operand::State(_) => unreachable!("bug: only updates have states"),
@@ -703,6 +738,8 @@ impl<'a> Builder<'a> {
             output,
             region: own,
             normed: 0,
+            summed: false,
+            rectified: false,
             output_gradient: None,
             input_gradients: vec![gradient],
             accumulate: vec![false],

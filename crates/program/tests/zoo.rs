@@ -1,8 +1,9 @@
 //! Every network of the zoo becomes a program that holds together, on one rank and on several.
 
-use convoy_kernels::{Mode, Update};
-use convoy_net::zoo;
-use convoy_program::{Options, lower};
+use convoy_kernels::{Mode, Pass, Update};
+use convoy_net::layers::{Activation, BatchNorm, Convolution};
+use convoy_net::{Kind, Network, zoo};
+use convoy_program::{Action, Options, Subject, lower};
 use convoy_split::{Rank, Strategy};
 
 fn options(batch: usize, mode: Mode) -> Options {
@@ -43,5 +44,35 @@ fn a_deep_network_splits_by_samples_and_by_rows() {
                 "{text}, rank {rank}"
             );
         }
+    }
+}
+
+/// Convolutions sum what they compute for the batch norm after them, and apply the ReLU that alone reads them, on ranks that have
+/// all of space and of their sums; elsewhere norm and ReLU do that themselves.
+#[test]
+fn what_follows_a_convolution_is_done_with_it() {
+    let mut network = Network::new("block", &[16, 8, 8]);
+    network.push("a", Kind::Convolution(Convolution::new(32, &[1, 1])));
+    network.push("norm", Kind::BatchNorm(BatchNorm::default()));
+    network.push("b", Kind::Convolution(Convolution::new(32, &[1, 1])));
+    network.push("relu", Kind::Activation(Activation::Relu));
+    network.push("c", Kind::Convolution(Convolution::new(10, &[8, 8])));
+    let shapes = network.shapes(8).unwrap();
+    for (ranks, text, sums, relu) in
+        [(1, "data", false, false), (2, "data", false, false), (2, "spatial", true, false), (2, "channel", true, true)]
+    {
+        let strategy = Strategy::parse(text, ranks, &network, &shapes).unwrap();
+        let program = lower(&network, &strategy, Rank(0), &options(8, Mode::Train)).unwrap();
+        let has = |name: &str, wanted: Pass| {
+            program.ops.iter().any(|op| match &op.action {
+                Action::Compute { subject: Subject::Layer(l), stage, .. } => {
+                    network.layers[l.0].name == name && stage.pass == wanted
+                }
+                _ => false,
+            })
+        };
+        assert_eq!(has("norm", Pass::Statistics), sums, "{text} on {ranks}");
+        assert_eq!(has("relu", Pass::Forward), relu, "{text} on {ranks}");
+        assert!(has("norm", Pass::Forward) && has("relu", Pass::InputGradient(0)), "{text} on {ranks}");
     }
 }

@@ -4,11 +4,17 @@
 //! channels of one target block, and k runs over (source block, window row, tap, channel). Weights of a group of steps stay
 //! in the first-level cache while the strip passes.
 //!
+//! Where a batch norm reads the target, its sums are made strip by strip, before the strip leaves the caches: a unit then has
+//! all rows of one of the sums' own strips, in order.
+//!
 //! Always true
 //! - A target element is one chain in the order (source block, tap, channel), whatever the strips, groups and tiles.
 
 use super::isa::{Isa, STREAM_BYTES, fence, isa, prefetch};
+use super::norm::COLUMNS;
+use super::norm_rows::Spread;
 use super::phases::{Phase, Tap};
+use super::strips::{self, Strip};
 use super::sweep::{Start, Step, Sweep};
 use super::tiles;
 use super::weights::Pairs;
@@ -19,6 +25,8 @@ use std::ops::Range;
 const PAIR: usize = BLOCK * BLOCK;
 /// Points of a strip.
 const STRIP: usize = 192;
+/// The axis of rows among samples, depths, rows, columns.
+const ROWS: usize = 2;
 /// Bytes of weights that stay in the first-level cache while a strip passes.
 const GROUP_BYTES: usize = 16 << 10;
 /// A strip of input above this leaves the second-level cache: then groups are outside and target blocks inside.
@@ -48,6 +56,8 @@ pub struct Dense {
     clamp: Option<[f32; 2]>,
     /// Targets are more than the last-level cache holds.
     large: bool,
+    /// Of the targets, made with them.
+    sums: Option<strips::Strips>,
     source_layout: Layout,
     target_layout: Layout,
     samples: Range<isize>,
@@ -70,6 +80,8 @@ pub struct Spec<'s> {
     pub bias: Option<Operand>,
     pub accumulate: bool,
     pub clamp: Option<[f32; 2]>,
+    /// Strips of all targets whose sums a batch norm wants: made if that can be.
+    pub sums: Option<strips::Strips>,
     /// Samples to compute, in global numbers.
     pub samples: Range<isize>,
     /// Outer are target blocks, inner are source blocks.
@@ -85,6 +97,8 @@ struct Tables {
     strips: Strips,
     a_off: Vec<u32>,
     c_off: Vec<u32>,
+    /// Where its points are while sums are taken of them: side by side.
+    lines: Vec<u32>,
     /// Steps of the target block that meets the most source blocks; others take the first of them.
     steps: Vec<Step>,
     /// If weights are turned around: their source blocks and taps, step after step, and how many are before each step.
@@ -107,18 +121,41 @@ struct Strips {
     /// The axis that is cut; those before it are cut into single points, those after it are whole.
     axis: usize,
     piece: usize,
-    count: usize,
+    /// Pieces that are one unit's, one after the other.
+    together: usize,
 }
 
 impl Strips {
-    fn new(sizes: [usize; 4]) -> Strips {
+    /// If sums are taken over so many rows at a time, these are one unit's; samples of few points have one sum anyway.
+    fn new(sizes: [usize; 4], summed_rows: Option<usize>) -> Strips {
         let inner = |axis: usize| sizes[axis + 1..].iter().product::<usize>();
         let axis = (0..4).find(|&a| inner(a) <= 2 * STRIP).expect("nothing is inside the last axis");
+        if let Some(rows) = summed_rows.filter(|_| axis == ROWS) {
+            let rows = rows.min(sizes[ROWS]);
+            let divides = (1..=rows).filter(|piece| rows.is_multiple_of(*piece));
+            let piece = divides.min_by_key(|piece| (piece * inner(ROWS)).abs_diff(STRIP)).unwrap_or(1);
+            return Strips { sizes, axis, piece, together: rows / piece };
+        }
         let most = (STRIP + inner(axis) / 2) / inner(axis).max(1);
         let pieces = sizes[axis].div_ceil(most.max(1)).max(1);
-        let piece = sizes[axis].div_ceil(pieces);
-        let count = sizes[..axis].iter().product::<usize>() * sizes[axis].div_ceil(piece.max(1));
-        Strips { sizes, axis, piece, count }
+        Strips { sizes, axis, piece: sizes[axis].div_ceil(pieces).max(1), together: 1 }
+    }
+
+    /// Pieces along the axis that is cut.
+    fn along(&self) -> usize {
+        self.sizes[self.axis].div_ceil(self.piece)
+    }
+
+    /// How many groups of pieces there are that are one unit's.
+    fn count(&self) -> usize {
+        self.sizes[..self.axis].iter().product::<usize>() * self.along().div_ceil(self.together)
+    }
+
+    /// The pieces of a group.
+    fn group(&self, number: usize) -> Range<usize> {
+        let (along, groups) = (self.along(), self.along().div_ceil(self.together));
+        let (outside, first) = (number / groups * along, number % groups * self.together);
+        outside + first..outside + (first + self.together).min(along)
     }
 
     /// Points of a whole strip.
@@ -128,10 +165,9 @@ impl Strips {
 
     /// The first point of a strip and the number of its points.
     fn strip(&self, number: usize) -> ([usize; 4], usize) {
-        let pieces = self.sizes[self.axis].div_ceil(self.piece);
         let mut at = [0; 4];
-        at[self.axis] = number % pieces * self.piece;
-        let mut rest = number / pieces;
+        at[self.axis] = number % self.along() * self.piece;
+        let mut rest = number / self.along();
         for a in (0..self.axis).rev() {
             at[a] = rest % self.sizes[a];
             rest /= self.sizes[a];
@@ -165,10 +201,10 @@ fn distances(layout: &Layout, steps: [usize; 3]) -> [usize; 4] {
 }
 
 impl Tables {
-    fn new(spec: &Spec, phase: &Phase) -> Tables {
+    fn new(spec: &Spec, phase: &Phase, summed_rows: Option<usize>) -> Tables {
         let (source, target) = (spec.source.1, spec.target.1);
         let [d, h, w] = &phase.0;
-        let strips = Strips::new([spec.samples.len(), d.count, h.count, w.count]);
+        let strips = Strips::new([spec.samples.len(), d.count, h.count, w.count], summed_rows);
         let inner = spec.pairs.lines();
         let turn = matches!(spec.stored, Stored::BySource(_));
         // Taps of a window row lie side by side in the source and in the weights: one step takes them all.
@@ -203,16 +239,18 @@ impl Tables {
         for (i, step) in steps.iter_mut().enumerate().filter(|_| turn) {
             step.b = ((turned_before[i] - turned_before[i / group * group]) * PAIR) as isize;
         }
-        let flops = 2.0 * (strips.points() * steps.iter().map(|s| s.len).sum::<usize>() * BLOCK) as f64;
+        let flops =
+            2.0 * (strips.together * strips.points() * steps.iter().map(|s| s.len).sum::<usize>() * BLOCK) as f64;
         let outer = spec.pairs.outer.blocks();
         let most = ((UNIT_FLOPS / flops.max(1.0)) as usize).clamp(1, outer);
         // Few strips: then more units of fewer blocks.
-        let wanted = tiles::enough(tiles::of_flops(flops * (strips.count * outer) as f64));
-        let parts = outer.div_ceil(most).max(wanted.div_ceil(strips.count.max(1)).min(outer));
+        let wanted = tiles::enough(tiles::of_flops(flops * (strips.count() * outer) as f64));
+        let parts = outer.div_ceil(most).max(wanted.div_ceil(strips.count().max(1)).min(outer));
         let blocks = outer.div_ceil(parts);
         Tables {
             a_off: strips.offsets(distances(source, [d.from_step, h.from_step, w.from_step])),
             c_off: strips.offsets(distances(target, [d.step, h.step, w.step])),
+            lines: (0..strips.points()).map(|i| (i * BLOCK) as u32).collect(),
             phase: phase.clone(),
             before,
             group,
@@ -220,7 +258,7 @@ impl Tables {
             turned,
             turned_before,
             blocks,
-            units: strips.count * spec.pairs.outer.blocks().div_ceil(blocks),
+            units: strips.count() * spec.pairs.outer.blocks().div_ceil(blocks),
             strips,
         }
     }
@@ -240,7 +278,9 @@ impl Tables {
 impl Dense {
     pub fn new(spec: &Spec) -> Dense {
         let (source, target) = (spec.source.1, spec.target.1);
-        let phases: Vec<Tables> = spec.phases.iter().map(|phase| Tables::new(spec, phase)).collect();
+        let sums = spec.sums.clone().filter(|_| can_sum(spec));
+        let rows = sums.as_ref().map(|sums| sums.rows_of_strip);
+        let phases: Vec<Tables> = spec.phases.iter().map(|phase| Tables::new(spec, phase, rows)).collect();
         let units: usize = phases.iter().map(|p| p.units).sum();
         let points = |p: &Tables| (spec.samples.len() * p.phase.points()) as f64;
         let multiplies = |p: &Tables| points(p) * (p.phase.taps() * spec.pairs.count * spec.pairs.line()) as f64;
@@ -259,6 +299,7 @@ impl Dense {
             accumulate: spec.accumulate,
             clamp: spec.clamp,
             large: written > (STREAM_BYTES / 4) as f64,
+            sums,
             source_layout: source.clone(),
             target_layout: target.clone(),
             samples: spec.samples.clone(),
@@ -272,8 +313,13 @@ impl Dense {
         }
     }
 
+    pub fn makes_sums(&self) -> bool {
+        self.sums.is_some()
+    }
+
     pub fn scratch(&self) -> usize {
-        self.phases.iter().map(Tables::turned_floats).max().unwrap_or(0)
+        let lines = |p: &Tables| if self.sums.is_some() { p.lines.len() * BLOCK } else { 0 };
+        self.phases.iter().map(|p| p.turned_floats().max(lines(p))).max().unwrap_or(0)
     }
 
     /// Weights of a group of steps with their sides swapped.
@@ -291,11 +337,17 @@ impl Dense {
         }
     }
 
-    /// One strip of one phase, some target blocks.
+    /// Some strips of one phase, some target blocks.
     fn unit(&self, p: &Tables, unit: usize, operands: &Operands, scratch: &mut [f32]) {
-        let strip = unit % p.strips.count;
-        let first = unit / p.strips.count * p.blocks;
+        let groups = p.strips.count();
+        let first = unit / groups * p.blocks;
         let blocks = first..(first + p.blocks).min(self.pairs.outer.blocks());
+        for strip in p.strips.group(unit % groups) {
+            self.strip(p, strip, blocks.clone(), operands, scratch);
+        }
+    }
+
+    fn strip(&self, p: &Tables, strip: usize, blocks: Range<usize>, operands: &Operands, scratch: &mut [f32]) {
         let (at, points) = p.strips.strip(strip);
         let n = self.samples.start + at[0] as isize;
         let [d, h, w] = &p.phase.0;
@@ -326,7 +378,11 @@ impl Dense {
         let source = |i: usize, j: usize| [d, h, w][i].from + j as isize * [d, h, w][i].from_step as isize;
         let source = self.source_layout.offset(n, 0, source(0, at[1]), source(1, at[2]), source(2, at[3]));
         let groups = p.steps.len().div_ceil(p.group);
-        let stream = self.large && groups == 1 && !self.accumulate;
+        let groups_outside = points * self.pairs.inner.channels * 4 > SOURCE_BYTES;
+        // Sums are taken of lines side by side in scratch, which are then written past the caches.
+        let near = self.sums.is_some() && (groups == 1 || !groups_outside);
+        let stream = self.large && (groups == 1 || near) && !self.accumulate;
+        let lines = scratch.as_mut_ptr();
         let mut one = |block: usize, group: usize| {
             let meets = &self.pairs.meets[block];
             let all = &p.steps[..p.before[meets.len()]];
@@ -339,6 +395,10 @@ impl Dense {
                     &*scratch
                 }
             };
+            let narrow = self.pairs.outer.narrow(block);
+            let own = c.wrapping_add(target(block));
+            let stream = stream && !narrow && own.addr().is_multiple_of(4 * BLOCK);
+            let complete = (group + 1) * p.group >= all.len();
             let start = match (group, &bias) {
                 (0, Some(bias)) => Start::Line(bias[block * BLOCK..][..BLOCK].as_ptr()),
                 (0, None) if !self.accumulate => Start::Zero,
@@ -353,26 +413,76 @@ impl Dense {
                 ak: 1,
                 bk: BLOCK,
                 lanes: self.pairs.depthwise,
-                c: c.wrapping_add(target(block)),
+                c: own,
                 c_off,
                 start,
-                clamp: self.clamp.filter(|_| (group + 1) * p.group >= all.len()),
-                narrow: self.pairs.outer.narrow(block),
-                stream: stream
-                    && !self.pairs.outer.narrow(block)
-                    && c.wrapping_add(target(block)).addr().is_multiple_of(4 * BLOCK),
+                clamp: self.clamp.filter(|_| complete),
+                narrow,
+                stream,
             };
             sweep.assert_inside(from.len() - a, weights.len(), to.bytes / 4 - target(block));
-            // SAFETY: tables were made from the layouts of these operands, as asserted above; the strip's lines of this
-            // block belong to this unit alone.
-            unsafe { self.isa.sweep(&sweep) }
+            let Some(sums) = &self.sums else {
+                // SAFETY: tables were made from the layouts of these operands, as asserted above; the strip's lines of this
+                // block belong to this unit alone.
+                return unsafe { self.isa.sweep(&sweep) };
+            };
+            let sweep = match stream {
+                true => Sweep { c: lines, c_off: &p.lines[..points], stream: false, ..sweep },
+                false => sweep,
+            };
+            // SAFETY: as above; scratch has as many lines.
+            unsafe { self.isa.sweep(&sweep) };
+            if complete {
+                let lines = Spread { from: sweep.c as *const f32, offsets: sweep.c_off };
+                let onward = stream.then_some(Spread { from: own, offsets: c_off });
+                self.add_to_sums(sums, at, block, lines, onward, operands);
+            }
         };
-        if points * self.pairs.inner.channels * 4 > SOURCE_BYTES {
+        if groups_outside {
             (0..groups).for_each(|g| blocks.clone().for_each(|b| one(b, g)));
         } else {
             blocks.for_each(|b| (0..groups).for_each(|g| one(b, g)));
         }
     }
+}
+
+impl Dense {
+    /// Adds a strip's lines of a block to the sums that a batch norm takes of them, and moves them on.
+    fn add_to_sums(
+        &self,
+        sums: &strips::Strips,
+        at: [usize; 4],
+        block: usize,
+        lines: Spread<*const f32>,
+        onward: Option<Spread<*mut f32>>,
+        operands: &Operands,
+    ) {
+        // Rows of one sample, or samples whole.
+        let [_, _, height, width] = self.phases[0].strips.sizes;
+        let points = lines.offsets.len().min(height * width);
+        for (i, offsets) in lines.offsets.chunks(points).enumerate() {
+            let sample = at[0] + i;
+            let strip = Strip { n: 0, sample, strip: at[ROWS] / sums.rows_of_strip, block };
+            // SAFETY: these columns of this strip are this unit's alone.
+            let into = unsafe { operands.doubles_mut(Operand::OutputSums, sums.place(strip, COLUMNS)) };
+            if at[ROWS].is_multiple_of(sums.rows_of_strip) {
+                into.fill(0.0);
+            }
+            let (halves, _) = into.as_chunks_mut::<BLOCK>();
+            let halves: &mut [[f64; BLOCK]; 2] = halves.try_into().expect("bug: other columns");
+            let onward = onward.map(|to| Spread { offsets: &to.offsets[i * points..], ..to });
+            // SAFETY: lines are inside, as asserted before they were written; where they go on to, they begin at multiples of
+            // 64 bytes and are this unit's alone.
+            unsafe { (self.isa.norm.moments)(&Spread { offsets, ..lines }, onward.as_ref(), halves) };
+        }
+    }
+}
+
+/// Whether units can have whole strips of sums: all targets are those of one phase, in planes of not too long rows.
+fn can_sum(spec: &Spec) -> bool {
+    let [phase] = spec.phases else { return false };
+    let [d, _, w] = &phase.0;
+    phase.taps() > 0 && d.count == 1 && w.count <= 2 * STRIP && !spec.accumulate
 }
 
 impl Kernel for Dense {

@@ -5,7 +5,7 @@
 
 use super::lines::{Line, Store};
 use super::norm::Slope;
-use super::norm_rows::{self, NormRow, NormRows};
+use super::norm_rows::{self, NormRow, NormRows, Spread};
 #[cfg(target_arch = "x86_64")]
 use super::simd::Avx2;
 use super::simd::{Portable, Simd};
@@ -236,6 +236,14 @@ macro_rules! instantiate {
             unsafe fn norm_gradient(row: &NormRow, dy: &[Line], slope: Option<&Slope>, dx: &mut [Line], store: Store) {
                 unsafe { norm_rows::input_gradient::<$simd, NV>(row, dy, slope, dx, store) }
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn norm_moments(
+                lines: &Spread<*const f32>,
+                to: Option<&Spread<*mut f32>>,
+                sums: &mut [[f64; BLOCK]; 2],
+            ) {
+                unsafe { norm_rows::moments::<$simd, NV>(lines, to, sums) }
+            }
             instantiate!(@transforms four, $simd, ($($feature)?));
             instantiate!(@transforms two, $simd, ($($feature)?));
             instantiate!(@transforms wide, $simd, ($($feature)?));
@@ -249,7 +257,12 @@ macro_rules! instantiate {
                 sum,
                 transpose,
                 fma_loop,
-                norm: NormRows { forward: norm_forward, gradient_sums: norm_sums, input_gradient: norm_gradient },
+                norm: NormRows {
+                    forward: norm_forward,
+                    gradient_sums: norm_sums,
+                    input_gradient: norm_gradient,
+                    moments: norm_moments,
+                },
                 four: four::ALL,
                 two: two::ALL,
                 wide: wide::ALL,

@@ -26,6 +26,17 @@ pub struct NormRows {
     pub forward: unsafe fn(&NormRow, &mut [Line], Store),
     pub gradient_sums: unsafe fn(&NormRow, &[Line], &mut [[f64; BLOCK]; 2]),
     pub input_gradient: unsafe fn(&NormRow, &[Line], Option<&Slope>, &mut [Line], Store),
+    pub moments: Moments,
+}
+
+/// Adds lines to sums, and moves them.
+type Moments = unsafe fn(&Spread<*const f32>, Option<&Spread<*mut f32>>, &mut [[f64; BLOCK]; 2]);
+
+/// Lines here and there: by their offsets from a place.
+#[derive(Clone, Copy)]
+pub struct Spread<'a, P> {
+    pub from: P,
+    pub offsets: &'a [u32],
 }
 
 /// How rows with a given activation are normalised.
@@ -102,6 +113,34 @@ unsafe fn load<S: Simd, const NV: usize>(line: &Line) -> [S::V; NV] {
             *vector = S::load(line.as_ptr().add(v * S::LANES));
         }
         all
+    }
+}
+
+/// Sums as vectors.
+#[inline(always)]
+unsafe fn load_sums<S: Simd, const NV: usize>(sums: &[[f64; BLOCK]; 2]) -> [[S::D; NV]; 2] {
+    // SAFETY: as above; NV vectors of doubles are one block.
+    unsafe {
+        let mut all = [[S::widen(S::zero()); NV]; 2];
+        for (all, sums) in all.iter_mut().zip(sums) {
+            for (v, all) in all.iter_mut().enumerate() {
+                *all = S::load_doubles(sums.as_ptr().add(v * S::LANES));
+            }
+        }
+        all
+    }
+}
+
+/// The same back.
+#[inline(always)]
+unsafe fn save_sums<S: Simd, const NV: usize>(all: &[[S::D; NV]; 2], sums: &mut [[f64; BLOCK]; 2]) {
+    // SAFETY: as above.
+    unsafe {
+        for (all, sums) in all.iter().zip(sums) {
+            for (v, all) in all.iter().enumerate() {
+                S::store_doubles(sums.as_mut_ptr().add(v * S::LANES), *all);
+            }
+        }
     }
 }
 
@@ -206,12 +245,7 @@ unsafe fn gradient_sums_as<S: Simd, const NV: usize, const ADDED: bool, const CL
     // SAFETY: the caller's promise.
     unsafe {
         let norm = Loaded::<S::V, NV>::new::<S>(row);
-        let mut all = [[S::widen(S::zero()); NV]; 2];
-        for (all, sums) in all.iter_mut().zip(sums.iter()) {
-            for (v, all) in all.iter_mut().enumerate() {
-                *all = S::load_doubles(sums.as_ptr().add(v * S::LANES));
-            }
-        }
+        let mut all = load_sums::<S, NV>(sums);
         let [sums_of_dy, sums_along] = &mut all;
         for (point, dy) in dy.iter().enumerate() {
             for (v, (sum, along)) in sums_of_dy.iter_mut().zip(sums_along.iter_mut()).enumerate() {
@@ -222,11 +256,37 @@ unsafe fn gradient_sums_as<S: Simd, const NV: usize, const ADDED: bool, const CL
                 *along = S::add_doubles(*along, S::mul_doubles(g, S::widen(seen)));
             }
         }
-        for (all, sums) in all.iter().zip(sums.iter_mut()) {
-            for (v, all) in all.iter().enumerate() {
-                S::store_doubles(sums.as_mut_ptr().add(v * S::LANES), *all);
+        save_sums::<S, NV>(&all, sums);
+    }
+}
+
+/// Adds lines to the sums of their elements and of their squares; moves them past the caches to `to`, if it is anywhere.
+///
+/// # Safety
+/// The instruction set is there; all lines may be read, those of `to` (as many, each on a multiple of 64 bytes) written by nobody
+/// else.
+#[inline(always)]
+pub unsafe fn moments<S: Simd, const NV: usize>(
+    lines: &Spread<*const f32>,
+    to: Option<&Spread<*mut f32>>,
+    sums: &mut [[f64; BLOCK]; 2],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut all = load_sums::<S, NV>(sums);
+        let [sums_of_x, squares] = &mut all;
+        for (point, &offset) in lines.offsets.iter().enumerate() {
+            for (v, (sum, square)) in sums_of_x.iter_mut().zip(squares.iter_mut()).enumerate() {
+                let x = S::load(lines.from.add(offset as usize + v * S::LANES));
+                if let Some(to) = to {
+                    S::stream(to.from.add(*to.offsets.get_unchecked(point) as usize + v * S::LANES), x);
+                }
+                let x = S::widen(x);
+                *sum = S::add_doubles(*sum, x);
+                *square = S::add_doubles(*square, S::mul_doubles(x, x));
             }
         }
+        save_sums::<S, NV>(&all, sums);
     }
 }
 

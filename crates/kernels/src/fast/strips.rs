@@ -22,7 +22,7 @@ pub struct Strips {
     height: usize,
     all: usize,
     /// Rows of a strip.
-    rows: usize,
+    pub rows_of_strip: usize,
     /// The first strip that the region has rows of.
     first: usize,
     /// Strips of a sample.
@@ -46,21 +46,21 @@ impl Strips {
     /// Of a region of a tensor; `lines` is how many lines are read for each of the region.
     pub fn new(shape: Shape, region: &Region, lines: usize) -> Strips {
         let [_, _, depth, height, width] = shape.0;
-        let rows = (POINTS / width.max(1)).max(1);
+        let rows_of_strip = (POINTS / width.max(1)).max(1);
         let [samples, channels, depths, here, columns] = region.shape().0;
         let row = |d: isize, h: isize| d as usize * height + h as usize;
         let [_, _, d, h, _] = region.start;
         let (first, count) = match region.is_empty() {
             true => (0, 0),
             false => {
-                let first = row(d, h) / rows;
-                (first, row(region.end[2] - 1, region.end[3] - 1) / rows + 1 - first)
+                let first = row(d, h) / rows_of_strip;
+                (first, row(region.end[2] - 1, region.end[3] - 1) / rows_of_strip + 1 - first)
             }
         };
         let blocks = channels.div_ceil(BLOCK);
         let bytes = samples * blocks * depths * here * columns * lines * BLOCK * 4;
         let tiles = bytes.div_ceil(TILE_BYTES).min(samples * count * blocks);
-        Strips { region: *region, height, all: depth * height, rows, first, count, blocks, tiles }
+        Strips { region: *region, height, all: depth * height, rows_of_strip, first, count, blocks, tiles }
     }
 
     /// The strips of a tile, block after block.
@@ -93,13 +93,13 @@ impl Strips {
     /// The depths and heights of a strip's rows that the region holds.
     #[inline(always)]
     pub fn rows(&self, strip: Strip) -> impl Iterator<Item = (isize, isize)> + use<> {
-        let first = (self.first + strip.strip) * self.rows;
+        let first = (self.first + strip.strip) * self.rows_of_strip;
         let (height, region) = (self.height, self.region);
         let inside = move |axis: Axis, at: isize| {
             let (start, end): Span = region.range(axis);
             start <= at && at < end
         };
-        (first..(first + self.rows).min(self.all))
+        (first..(first + self.rows_of_strip).min(self.all))
             .map(move |row| ((row / height) as isize, (row % height) as isize))
             .filter(move |&(d, h)| inside(Axis::Depth, d) && inside(Axis::Height, h))
     }

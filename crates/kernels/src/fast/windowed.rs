@@ -6,6 +6,7 @@
 
 use super::dense::{self, Dense, Stored};
 use super::phases::{Phase, Window, combine};
+use super::strips::Strips;
 use super::weight_gradient::{self, BiasGradient, WeightGradient};
 use super::weights::{Pairs, Side, bias_packing};
 use super::winograd::{self, Direction, Size};
@@ -113,6 +114,11 @@ impl Windowed {
         [1, 2].map(|i| self.windows[i].before as isize)
     }
 
+    /// Least and greatest output.
+    fn clamp(&self, g: &Geometry) -> Option<[f32; 2]> {
+        if g.rectified { Some([0.0, f32::INFINITY]) } else { self.clamp }
+    }
+
     /// Calls `f` with forward as Winograd does it, if it does.
     fn winograd_forward<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Convolution) -> T) -> Option<T> {
         let size = self.winograd(g, g.output.shape)?;
@@ -125,7 +131,7 @@ impl Windowed {
             before: self.before(),
             bias: self.adds_bias(g).then_some(Operand::Parameter(1)),
             accumulate: false,
-            clamp: self.clamp,
+            clamp: self.clamp(g),
             pairs: &self.pairs(g),
             numbers: FORWARD,
             last: Pass::Forward,
@@ -182,13 +188,20 @@ impl Windowed {
             weights: Operand::Parameter(0),
             bias: self.adds_bias(g).then_some(Operand::Parameter(1)),
             accumulate: false,
-            clamp: self.clamp,
+            clamp: self.clamp(g),
+            sums: self.wanted_sums(g),
             samples: g.region.start[0]..g.region.end[0],
             pairs: &pairs,
             stored: Stored::ByTarget,
             phases: &phases,
             kernel: self.kernel(),
         })
+    }
+
+    /// The strips whose sums are wanted with the output; strips that ranks share are left to the batch norm.
+    fn wanted_sums(&self, g: &Geometry) -> Option<Strips> {
+        let whole = g.region.shape().space() == g.output.shape.space();
+        (g.summed && whole).then(|| Strips::new(g.output.shape, &g.region, 1))
     }
 
     fn input_gradient(&self, g: &Geometry) -> Dense {
@@ -206,6 +219,7 @@ impl Windowed {
             bias: None,
             accumulate: g.accumulate[0],
             clamp: None,
+            sums: None,
             samples: region.start[0]..region.end[0],
             pairs: &pairs.adjoint(),
             stored: if pairs.depthwise { Stored::ByTarget } else { Stored::BySource(pairs) },
@@ -250,13 +264,14 @@ impl Windowed {
     fn direct_forward(&self, g: &Geometry) -> Vec<Stage> {
         let pass = self.forward_pass(g);
         let bias = self.adds_bias(g).then_some(Operand::Parameter(1));
+        let sums = pass.makes_sums().then_some(Operand::OutputSums);
         vec![Stage {
             pass: Pass::Forward,
             reads: [Operand::Input(0), Operand::Parameter(0)].into_iter().chain(bias).collect(),
-            writes: vec![Operand::Output],
+            writes: [Operand::Output].into_iter().chain(sums).collect(),
             makes: vec![],
             tiles: pass.tiles,
-            scratch: 0,
+            scratch: pass.scratch(),
             work: pass.work,
         }]
     }

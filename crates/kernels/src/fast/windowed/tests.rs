@@ -1,8 +1,9 @@
 //! Windowed layers against their reference twins, over random shapes; and what may not change a bit.
 
 use crate::fast::isa;
+use crate::fast::strips::Strips;
 use crate::twin::{Numbers, Outcome, Problem, check, halves};
-use crate::{Layout, Mode};
+use crate::{BLOCK, Geometry, Layout, Mode};
 use convoy_net::layers::{Activation, Convolution, FullyConnected, TransposedConvolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
@@ -170,5 +171,78 @@ fn weight_gradients_of_subtrees_add_up_to_the_bit() {
 fn evaluation_needs_no_gradients() {
     for problem in problems(20) {
         check(&Problem { mode: Mode::Evaluate, ..problem });
+    }
+}
+
+/// Sums of strips of an output and of their squares, by definition: `[sample][strip][block][column]`.
+fn sums(Outcome { output, .. }: &Outcome, strips: &Strips) -> Vec<f64> {
+    let mut all = vec![];
+    let at = |n: usize, c: usize, h: usize, w: usize| output[[n, c, 0, h, w]];
+    let [samples, channels, _, height, width] = output.shape.0;
+    for n in 0..samples {
+        for first in (0..height).step_by(strips.rows_of_strip) {
+            for block in 0..strips.blocks {
+                let rows = first..(first + strips.rows_of_strip).min(height);
+                let points = rows.flat_map(|h| (0..width).map(move |w| (h, w)));
+                let sum = |square: bool, lane: usize| {
+                    let lane = Some(block * BLOCK + lane).filter(|c| *c < channels);
+                    let values = points.clone().map(|(h, w)| lane.map_or(0.0, |c| at(n, c, h, w)));
+                    values.fold(0.0, |sum, v| sum + if square { v * v } else { v })
+                };
+                all.extend(
+                    [false, true]
+                        .into_iter()
+                        .flat_map(|square| (0..BLOCK).map(move |lane| (square, lane)))
+                        .map(|(s, l)| sum(s, l)),
+                );
+            }
+        }
+    }
+    all
+}
+
+/// What forward sums for a batch norm has the bits of the definition, and the output those it has without; on both instruction
+/// sets and for half of the samples too.
+#[test]
+fn outputs_are_summed_as_they_are_made() {
+    let convolution = |filters: usize, kernel: usize| Convolution::new(filters, &[kernel, kernel]).padding(kernel / 2);
+    let cases = [
+        (convolution(20, 1), Shape([3, 5, 1, 40, 30])),
+        (convolution(33, 1), Shape([9, 17, 1, 7, 7])),
+        (convolution(16, 1), Shape([2, 450, 1, 28, 14])),
+        (convolution(32, 1).no_bias(), Shape([2, 3, 1, 61, 56])),
+        (convolution(24, 3).stride(2), Shape([2, 3, 1, 75, 64])),
+        (convolution(40, 3).groups(40), Shape([3, 40, 1, 45, 37])),
+        (convolution(16, 3).groups(2), Shape([3, 8, 1, 36, 40])),
+        (convolution(8, 1), Shape([2, 16, 1, 3, 384])),
+    ];
+    for (number, (layer, input)) in cases.into_iter().enumerate() {
+        for extra in [0, 1] {
+            let problem =
+                Problem { seed: number as u64, extra, ..Problem::new(Kind::Convolution(layer.clone()), &[input]) };
+            let (values, plain) = (problem.values(), problem.geometry());
+            let whole = Region::whole(problem.output());
+            for region in [whole, whole.with(Axis::Sample, 1, whole.end[0])] {
+                let g = Geometry { summed: true, region, ..plain.clone() };
+                let expected = problem.fast_with(&values, &Geometry { region, ..plain.clone() });
+                let strips = Strips::new(g.output.shape, &region, 1);
+                for found in [problem.fast_with(&values, &g), isa::portably(|| problem.fast_with(&values, &g))] {
+                    assert_eq!(found.output.data, expected.output.data, "{problem:#?}");
+                    assert_eq!(found.sums.expect("sums"), sums(&expected, &strips), "{problem:#?}");
+                }
+            }
+        }
+    }
+}
+
+/// Strips that ranks share, sums over depth and what several phases write are left to the batch norm.
+#[test]
+fn what_cannot_be_summed_is_not() {
+    let layer = Convolution::new(20, &[1, 1]);
+    let problem = Problem::new(Kind::Convolution(layer), &[Shape([2, 5, 1, 40, 30])]);
+    let plain = problem.geometry();
+    let part = plain.region.with(Axis::Height, 0, 20);
+    for g in [Geometry { summed: true, region: part, ..plain.clone() }, plain] {
+        assert!(problem.fast_with(&problem.values(), &g).sums.is_none());
     }
 }
