@@ -269,9 +269,9 @@ impl Run<'_> {
         let per_tile = (1 << 16) / size_of::<T>();
         let count = into.bytes.len() / size_of::<T>();
         let target = self.part(into).data as *mut T;
+        let mut levels = [[T::default(); PIECE]; 16];
         for start in (tile * per_tile..((tile + 1) * per_tile).min(count)).step_by(PIECE) {
             let width = PIECE.min(((tile + 1) * per_tile).min(count) - start);
-            let mut levels = [[T::default(); PIECE]; 16];
             let any = fold::tree(
                 0..parts.len(),
                 &mut levels,
