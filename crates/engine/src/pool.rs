@@ -6,7 +6,7 @@ use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use crate::sync::{Arc, Condvar, Mutex, spin_loop, thread};
 
 /// How often a worker looks again before it sleeps; under the checker it sleeps soon, to be woken often.
-const LOOKS: usize = if cfg!(feature = "shuttle") { 2 } else { 400 };
+const LOOKS: usize = if cfg!(feature = "shuttle") { 2 } else { 4000 };
 
 /// A rank's workers.
 #[derive(Debug)]

@@ -3,13 +3,15 @@
 //! A percentage of peak is only worth something against a peak of the same minute: clocks change, machines are shared.
 
 use crate::fast::isa::isa;
+use std::sync::Barrier;
 use std::time::Instant;
 
 /// Fused multiply-adds of so many threads together, in GFLOP/s: registers only, best of a few short runs.
 pub fn fma_peak_gflops(threads: usize) -> f64 {
-    // About half a millisecond a run: short enough that some are not interrupted where others work too.
-    let rounds = 250_000;
-    best(threads, 100, &|_| isa().fma_loop(rounds) as f64) / 1e9
+    // About five milliseconds a run: short enough that some are not interrupted where others work too, and so long that starting
+    // the threads weighs nothing.
+    let rounds = 2_500_000;
+    best(threads, 20, &|_| isa().fma_loop(rounds) as f64) / 1e9
 }
 
 /// Memory that so many threads together read and write while they add one array to another, both far beyond the caches, in
@@ -30,10 +32,17 @@ pub fn memory_gbytes(threads: usize) -> f64 {
 /// The best of some runs of `work` on so many threads at once; `work` says how much it did, the result is per second.
 fn best(threads: usize, runs: usize, work: &(dyn Fn(usize) -> f64 + Sync)) -> f64 {
     let run = || {
-        let start = Instant::now();
-        let done: f64 = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || work(thread))).collect();
-            work(0) + others.into_iter().map(|thread| thread.join().expect("no thread fails")).sum::<f64>()
+        let all_here = Barrier::new(threads);
+        let (done, start) = std::thread::scope(|scope| {
+            let begin = |thread: usize| {
+                all_here.wait();
+                work(thread)
+            };
+            let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || begin(thread))).collect();
+            all_here.wait();
+            let start = Instant::now();
+            let done = work(0);
+            (done + others.into_iter().map(|thread| thread.join().expect("no thread fails")).sum::<f64>(), start)
         });
         done / start.elapsed().as_secs_f64()
     };
