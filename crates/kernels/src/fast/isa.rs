@@ -7,7 +7,7 @@ use super::lines::{Line, Store};
 use super::norm::Slope;
 use super::norm_rows::{self, NormRow, NormRows, Spread};
 #[cfg(target_arch = "x86_64")]
-use super::simd::Avx2;
+use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Simd};
 use super::sweep::{self, Leaf, Start, Sweep};
 use super::transforms::{self, After, Distances, Transforms};
@@ -177,7 +177,8 @@ pub fn prefetch(p: *const f32) {
 }
 
 macro_rules! instantiate {
-    ($module:ident, $simd:ty $(, $feature:literal)?) => {
+    // `half` are the vectors of a narrow sweep: those that half a line fills.
+    ($module:ident, $simd:ty, $half:ty $(, $feature:literal)?) => {
         mod $module {
             // Wrappers: each passes on its caller's promise.
             #![allow(clippy::undocumented_unsafe_blocks)]
@@ -195,8 +196,8 @@ macro_rules! instantiate {
             unsafe fn sweep_narrow(s: &Sweep) {
                 unsafe {
                     match s.ak == 1 && s.bk == BLOCK {
-                        true => sweep::narrow_rows::<$simd, { NV / 2 }, { sweep::UNIT }>(s),
-                        false => sweep::narrow_rows::<$simd, { NV / 2 }, { sweep::STRIDED }>(s),
+                        true => sweep::narrow_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::UNIT }>(s),
+                        false => sweep::narrow_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::STRIDED }>(s),
                     }
                 }
             }
@@ -289,9 +290,11 @@ macro_rules! instantiate {
     };
 }
 
-instantiate!(portable, Portable);
+instantiate!(portable, Portable, Portable);
 #[cfg(target_arch = "x86_64")]
-instantiate!(avx2, Avx2, "avx2,fma");
+instantiate!(avx2, Avx2, Avx2, "avx2,fma");
+#[cfg(target_arch = "x86_64")]
+instantiate!(avx512, Avx512, Avx2, "avx512f,avx2,fma");
 
 /// The best that this processor has.
 pub fn isa() -> &'static Isa {
@@ -301,7 +304,7 @@ pub fn isa() -> &'static Isa {
     }
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma") {
-        return &avx2::ISA;
+        return if std::is_x86_feature_detected!("avx512f") { &avx512::ISA } else { &avx2::ISA };
     }
     &portable::ISA
 }
