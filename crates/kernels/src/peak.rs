@@ -1,4 +1,4 @@
-//! Peaks: what this machine's cores and memory can do at most, measured now.
+//! Peaks: what this machine's cores can do at most, and its memory for a while, measured now.
 //!
 //! A percentage of peak is only worth something against a peak of the same minute: clocks change, machines are shared.
 

@@ -347,6 +347,7 @@ impl Dense {
         }
     }
 
+    /// One strip of one phase, some target blocks.
     fn strip(&self, p: &Tables, strip: usize, blocks: Range<usize>, operands: &Operands, scratch: &mut [f32]) {
         let (at, points) = p.strips.strip(strip);
         let n = self.samples.start + at[0] as isize;
@@ -379,9 +380,8 @@ impl Dense {
         let source = self.source_layout.offset(n, 0, source(0, at[1]), source(1, at[2]), source(2, at[3]));
         let groups = p.steps.len().div_ceil(p.group);
         let groups_outside = points * self.pairs.inner.channels * 4 > SOURCE_BYTES;
-        // Sums are taken of lines side by side in scratch, which are then written past the caches.
-        let near = self.sums.is_some() && (groups == 1 || !groups_outside);
-        let stream = self.large && (groups == 1 || near) && !self.accumulate;
+        // Lines that are summed are side by side in scratch until they are complete, one block after the other.
+        let stream = self.large && !self.accumulate && (groups == 1 || self.sums.is_some() && !groups_outside);
         let lines = scratch.as_mut_ptr();
         let mut one = |block: usize, group: usize| {
             let meets = &self.pairs.meets[block];
@@ -444,9 +444,7 @@ impl Dense {
             blocks.for_each(|b| (0..groups).for_each(|g| one(b, g)));
         }
     }
-}
 
-impl Dense {
     /// Adds a strip's lines of a block to the sums that a batch norm takes of them, and moves them on.
     fn add_to_sums(
         &self,

@@ -10,8 +10,9 @@
 //!   and what the centre lacks of the mean is in the other coefficients.
 
 use super::function::{Function, Identity, With, with};
+use super::isa::isa;
 use super::lines::{Line, Row, Rows, Source, Span, Store, Target, each, output_gradient, points, wanted, write};
-use super::norm_rows::ByVectors;
+use super::norm_rows::{ByVectors, Spread};
 use super::strips::Strips;
 use super::wide::{Plain, Wide};
 use crate::{BLOCK, Geometry, Kernel, Make, Operand, Operands, Pass, Stage, Work};
@@ -272,12 +273,15 @@ struct Statistics {
     source: Source,
     strips: Strips,
     sums: Operand,
+    /// Of the lines of a row, one after the other.
+    offsets: Vec<u32>,
 }
 
 impl Statistics {
     fn new(g: &Geometry, keeps: &Keeps) -> Statistics {
         let source = Source::new(&g.inputs[0].layout, g.region.range(Axis::Channel));
-        Statistics { source, strips: Strips::new(g.output.shape, &g.region, 1), sums: keeps.sums }
+        let offsets = (0..g.region.size(Axis::Width)).map(|point| (point * BLOCK) as u32).collect();
+        Statistics { source, strips: Strips::new(g.output.shape, &g.region, 1), sums: keeps.sums, offsets }
     }
 }
 
@@ -287,32 +291,20 @@ impl Plain for Statistics {
         let x = operands.floats(Operand::Input(0));
         let columns = self.strips.columns();
         for strip in self.strips.backwards(tile) {
-            let (mut sums, mut squares) = ([0f64; BLOCK], [0f64; BLOCK]);
+            let mut sums = [[0f64; BLOCK]; 2];
             for (d, h) in self.strips.rows(strip) {
                 let space = [(d, d + 1), (h, h + 1), columns];
                 let view = self.source.view(x, strip.n, strip.block, space, scratch);
-                moments(view.row(d, h, columns), &mut sums, &mut squares);
+                let row = view.row(d, h, columns);
+                let lines = Spread { from: row.as_ptr() as *const f32, offsets: &self.offsets[..row.len()] };
+                // SAFETY: the table is this processor's; these are the row's lines.
+                unsafe { (isa().norm.moments)(&lines, None, &mut sums) };
             }
             // SAFETY: these columns of this strip are this tile's alone.
             let into = unsafe { operands.doubles_mut(self.sums, self.strips.place(strip, COLUMNS)) };
-            into[..BLOCK].copy_from_slice(&sums);
-            into[BLOCK..].copy_from_slice(&squares);
+            into.copy_from_slice(sums.as_flattened());
         }
     }
-}
-
-/// Adds a row to the sums of its elements and of their squares.
-#[inline(always)]
-fn moments(x: &[Line], sums: &mut [f64; BLOCK], squares: &mut [f64; BLOCK]) {
-    let (mut s, mut q) = (*sums, *squares);
-    for line in x {
-        for l in 0..BLOCK {
-            let v = line[l] as f64;
-            s[l] += v;
-            q[l] += v * v;
-        }
-    }
-    (*sums, *squares) = (s, q);
 }
 
 /// What is normalised, and what is added to it.
