@@ -17,6 +17,7 @@ mod leave;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 mod sync;
+mod tell;
 mod threads;
 mod traffic;
 mod wait;
@@ -26,6 +27,7 @@ pub use collectives::{
 };
 pub use launch::Launch;
 pub use leave::Leave;
+pub use tell::tell;
 pub use threads::threads;
 pub use traffic::{Kind, Traffic};
 pub use wait::{Wait, Waiting};

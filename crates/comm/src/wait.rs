@@ -77,11 +77,11 @@ impl Wait<'_> {
         if seconds > deadline / 2.0 && !self.warned {
             self.warned = true;
             let left = deadline - seconds;
-            eprintln!(
+            crate::tell(&format!(
                 "warning: rank {rank} on host {} has waited {seconds:.0} s for {}; gives up in {left:.0} s",
                 host(),
                 waiting()
-            );
+            ));
         }
         sync::sleep(if self.looks < YIELDS + SHORT_SLEEPS { SHORT } else { LONG });
         Ok(())

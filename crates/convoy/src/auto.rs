@@ -98,7 +98,9 @@ fn machine(known: Known, surveyed: Option<Machine>, job: &Job, network: &Network
     };
     if table.is_none() {
         let seconds = QUICK.as_secs() + 1;
-        eprintln!("no calibration of this computer: measures for up to {seconds} s; `convoy calibrate` does it once");
+        convoy_comm::tell(&format!(
+            "no calibration of this computer: measures for up to {seconds} s; `convoy calibrate` does it once"
+        ));
     }
     let mut machine = match surveyed {
         Some(machine) => machine,

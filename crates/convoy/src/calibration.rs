@@ -7,6 +7,7 @@
 use crate::error::Error;
 use crate::links::Transport;
 use crate::machine;
+use convoy_comm::tell;
 use convoy_net::suggestion;
 use convoy_predict::Machine;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ pub fn cached(transport: Transport) -> Option<(Machine, Option<String>)> {
     let place = path.display();
     match Machine::from_toml(&text) {
         Err(error) => {
-            eprintln!("warning: the calibration {place} cannot be read: {error}\n  help: convoy calibrate");
+            tell(&format!("warning: the calibration {place} cannot be read: {error}\n  help: convoy calibrate"));
             None
         }
         Ok(machine) => {
@@ -54,7 +55,7 @@ pub fn cached(transport: Transport) -> Option<(Machine, Option<String>)> {
 /// The same, if nothing is wrong with it; what is wrong is told.
 pub fn sound(transport: Transport) -> Option<Machine> {
     let (machine, flaw) = cached(transport)?;
-    flaw.iter().for_each(|flaw| eprintln!("warning: {flaw}"));
+    flaw.iter().for_each(|flaw| tell(&format!("warning: {flaw}")));
     flaw.is_none().then_some(machine)
 }
 

@@ -9,7 +9,7 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough.
         Err(errors) if errors.0.iter().any(|error| error.is_broken_pipe()) => ExitCode::SUCCESS,
         Err(errors) => {
-            errors.0.iter().for_each(|error| eprintln!("error: {error}"));
+            errors.0.iter().for_each(|error| convoy_comm::tell(&format!("error: {error}")));
             ExitCode::from(errors.exit_code())
         }
     }

@@ -14,7 +14,7 @@ use std::time::Instant;
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [model, batch, threads, rounds] = &words[..] else {
-        eprintln!("usage: orders MODEL BATCH THREADS ROUNDS");
+        convoy_comm::tell("usage: orders MODEL BATCH THREADS ROUNDS");
         std::process::exit(2);
     };
     let number = |word: &String| word.parse::<usize>().expect("a number");

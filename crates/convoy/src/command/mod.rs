@@ -109,7 +109,7 @@ fn say(text: &str) -> Result<(), Error> {
 
 /// Prints what a person should know but a program that reads our output should not.
 fn warn(text: &str) {
-    eprintln!("warning: {text}");
+    convoy_comm::tell(&format!("warning: {text}"));
 }
 
 /// Flags for some fields, under the headings of their sections.

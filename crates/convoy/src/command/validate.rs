@@ -138,7 +138,7 @@ pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
     let mut yardstick = Yardstick::new(machine::cores())?;
     let mut rows: Vec<Row> = vec![];
     for case in cases().filter(|case| validate.wants(case)) {
-        eprintln!("{}", case.name());
+        convoy_comm::tell(&case.name());
         let row = measure(case, &machine, &mut yardstick, validate.seconds)?;
         if let Some(path) = validate.out {
             let file = OpenOptions::new().create(true).append(true).open(path);
