@@ -1,8 +1,8 @@
 //! Surveys: computers, the links between their ranks, and layers' tiles, measured.
 //!
-//! [`computers`] takes about a second for each computer, [`tiles`] as long as it is given. Layers are measured op by op on one core,
-//! each in a small network of its own with caches as in the midst of a large one: never a step of a network that somebody trains. What a machine can do at most comes from
-//! loops of nothing but multiply-adds and of nothing but sums of arrays.
+//! [`computers`] takes about a second for each computer, [`tiles`] as long as it is given. Layers are measured op by op, on one core
+//! and on all of them, each in a small network of its own with caches as in the midst of a large one: never a step of a network that
+//! somebody trains. What a machine can do at most comes from loops of nothing but multiply-adds and of nothing but sums of arrays.
 
 use crate::calibration::kernels_version;
 use crate::error::{Error, Errors};
@@ -14,15 +14,15 @@ use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Moment, fma_peak_gflops, memory_gbytes};
 use convoy_net::layers::{Activation, BatchNorm, Convolution, FullyConnected, GlobalAveragePool};
 use convoy_net::{Kind, LayerId, Network, Shape};
-use convoy_predict::{Entry, Machine, Nodes, Table, ask, roofline_seconds};
-use convoy_program::{Options, lower};
+use convoy_predict::{Ask, Entry, Machine, Nodes, Ratios, Table, ask, roofline_seconds};
+use convoy_program::{Options, Program, lower};
 use convoy_split::{Rank, Strategy};
 use convoy_train::state;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Steps that count, after one that does not.
-const STEPS: usize = 3;
+/// Steps on one core and on all of them.
+const STEPS: usize = 2;
 /// Computers whose cores differ by less are alike.
 const ALIKE: f64 = 0.1;
 
@@ -205,38 +205,64 @@ fn probe(kind: &Kind, inputs: &[Shape], normed: bool) -> Network {
     network
 }
 
-/// How much longer than by roofline each op of a network takes on one core.
+/// How much longer than by roofline each op of a network takes on a core.
 fn measure(network: &Network, samples: usize, nodes: &Nodes) -> Result<Vec<Entry>, Errors> {
     let options = Options::plain(samples);
     let Ok(program) = lower(network, &Strategy::single(network), Rank(0), &options) else { return Ok(vec![]) };
     let asks: Vec<_> = program.ops.iter().map(|op| (ask(op, &program, network), op.tiles)).collect();
+    // A process may be bound to a part of its computer.
+    let own_cores = machine::cores().min(nodes.cores);
+    let mut seconds = op_seconds(network, program, &[own_cores, 1])?;
+    let (alone, together) = (seconds.pop().expect("bug: measured"), seconds.pop().expect("bug: measured"));
+    let shared = nodes.core_bandwidth.min(nodes.node_bandwidth / nodes.cores as f64);
+    let entry = |(op, (ask, tiles)): (usize, (Ask, usize))| {
+        let roofline = |bandwidth| roofline_seconds(&ask.work, nodes, bandwidth) + tiles as f64 * nodes.tile_seconds;
+        let by = roofline(nodes.core_bandwidth);
+        let together = if own_cores > 1 { together[op] } else { alone[op] * roofline(shared) / by };
+        let ratios = Ratios { alone: alone[op] / by, together: together / by };
+        Entry { family: ask.family, size: ask.size, ratios }
+    };
+    let is_sound = |ratio: f64| ratio.is_finite() && ratio > 0.0;
+    let all = asks.into_iter().enumerate().map(entry);
+    Ok(all.filter(|e| is_sound(e.ratios.alone) && is_sound(e.ratios.together)).collect())
+}
+
+/// By number of threads: seconds of all tiles of each op of a network, the best of some steps. Where others use the cores too, the rest
+/// is theirs.
+fn op_seconds(network: &Network, program: Program, threads: &[usize]) -> Result<Vec<Vec<f64>>, Errors> {
     let images: Vec<f32> = (0..program.images.len()).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect();
     let targets = vec![0.0; program.targets];
+    let ops = program.ops.len();
     let communicator = convoy_comm::threads(1).pop().expect("bug: no rank");
     let settings = Settings { profile: true, cold: true, ..Settings::default() };
-    let mut engine = Engine::new(network, vec![program], 1, communicator, settings);
+    let mut engine = Engine::new(network, vec![program], threads[0], communicator, settings);
     state::put_initial_weights(&mut engine, network, 1);
-    let mut times: Vec<Vec<f64>> = vec![vec![]; asks.len()];
-    for step in 0..=STEPS {
-        let moment = Moment { seed: 1, step: step as u64, learning_rate: 0.0 };
+    let step = |engine: &mut Engine| {
+        let moment = Moment { seed: 1, step: 1, learning_rate: 0.0 };
         engine.step(0, Batch { images: &images, targets: &targets }, moment).map_err(Error::from)?;
-        for time in engine.take_times(0).into_iter().filter(|_| step > 0) {
-            times[time.op].push(time.seconds);
-        }
-    }
-    let entry = |((ask, tiles), times): ((convoy_predict::Ask, usize), Vec<f64>)| {
-        // The best of some: where others use the cores too, the rest is theirs.
-        let best = times.into_iter().reduce(f64::min);
-        let roofline = roofline_seconds(&ask.work, nodes, nodes.core_bandwidth) + tiles as f64 * nodes.tile_seconds;
-        let ratio = best.map_or(1.0, |time| time / roofline);
-        Entry { family: ask.family, size: ask.size, ratio }
+        Ok::<_, Errors>(engine.take_times(0))
     };
-    let all = asks.into_iter().zip(times).map(entry);
-    Ok(all.filter(|e| e.ratio.is_finite() && e.ratio > 0.0).collect())
+    // The first touch of memory is like no other.
+    step(&mut engine)?;
+    let mut found = vec![];
+    for &threads in threads {
+        engine.set_workers(threads);
+        let mut best = vec![f64::INFINITY; ops];
+        for _ in 0..STEPS {
+            step(&mut engine)?.iter().for_each(|time| best[time.op] = best[time.op].min(time.seconds));
+        }
+        found.push(best);
+    }
+    Ok(found)
 }
 
 /// Of measurements of the same, one that a quarter is below: most of what is above was interrupted.
-fn undisturbed(mut all: Vec<Entry>) -> Entry {
-    all.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
-    all.swap_remove(all.len() / 4)
+fn undisturbed(all: Vec<Entry>) -> Entry {
+    let quarter = |of: fn(&Ratios) -> f64| {
+        let mut values: Vec<f64> = all.iter().map(|entry| of(&entry.ratios)).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 4]
+    };
+    let ratios = Ratios { alone: quarter(|r| r.alone), together: quarter(|r| r.together) };
+    Entry { ratios, ..all[0].clone() }
 }

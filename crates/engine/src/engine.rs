@@ -112,11 +112,18 @@ impl Engine {
             kept.entry(buffer.what).or_insert_with(|| Memory::zeroed(buffer.bytes));
         }
         let arena = Memory::zeroed(programs.iter().map(|p| p.memory.step_bytes).max().unwrap_or(0));
-        let floats = programs.iter().map(|p| p.scratch()).max().unwrap_or(0);
-        let pool = Pool::new(workers);
-        let scratch: Vec<Memory> = (0..pool.workers()).map(|_| Memory::zeroed(floats * 4)).collect();
         let loaded = programs.into_iter().map(|p| load(network, p, &kept, &arena, settings.order)).collect();
-        Engine { kept, arena, scratch, loaded, pool, communicator, settings, recorder: None }
+        let (pool, scratch) = (Pool::new(1), vec![]);
+        let mut engine = Engine { kept, arena, scratch, loaded, pool, communicator, settings, recorder: None };
+        engine.set_workers(workers);
+        engine
+    }
+
+    /// From the next step on it has so many workers.
+    pub fn set_workers(&mut self, workers: usize) {
+        let floats = self.loaded.iter().map(|l| l.program.scratch()).max().unwrap_or(0);
+        self.pool = Pool::new(workers);
+        self.scratch.resize_with(self.pool.workers(), || Memory::zeroed(floats * 4));
     }
 
     /// Bytes that an engine of these programs holds.

@@ -1,7 +1,8 @@
 //! Costs: how long one core takes for an op.
 //!
 //! Roofline: operations at the core's speed or bytes at its share of the memory's, whichever takes longer. Where a [`Table`] was
-//! measured, the roofline's time is multiplied by how much longer ops of the same family and a similar size took.
+//! measured, the time by roofline of a core that has the memory for itself is multiplied by how much longer ops of the same family and
+//! a similar size took, with the other cores idle and with all of them at work.
 
 use convoy_kernels::{Operand, Pass, Work};
 use convoy_net::{Axis, Kind, Network};
@@ -115,7 +116,7 @@ pub fn roofline_seconds(work: &Work, nodes: &Nodes, bandwidth: f64) -> f64 {
     (work.flops / nodes.core_flops).max(work.bytes / bandwidth)
 }
 
-/// How much longer than by roofline ops took on a machine.
+/// How much longer than by roofline, with the memory for itself alone, a core took for ops.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     pub entries: Vec<Entry>,
@@ -128,23 +129,45 @@ pub struct Entry {
     /// As in [`Ask`].
     pub size: [f64; 4],
     /// Measured seconds over the roofline's.
-    pub ratio: f64,
+    pub ratios: Ratios,
+}
+
+/// How much longer something takes on a core than by roofline.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratios {
+    /// While the other cores of the computer are idle.
+    pub alone: f64,
+    /// While all cores work on the same.
+    pub together: f64,
+}
+
+impl Ratios {
+    /// While `busy` of a computer's cores work: as much between the two as there are cores between one and all.
+    pub fn with(&self, busy: usize, cores: usize) -> f64 {
+        let others = busy.clamp(1, cores.max(1)) - 1;
+        self.alone + (self.together - self.alone) * others as f64 / cores.saturating_sub(1).max(1) as f64
+    }
 }
 
 impl Table {
-    /// How much longer than by roofline: between measurements of the same family by distance, 1 where there are none.
+    /// How much longer than by roofline: between measurements of the same family by distance, if there are any.
     ///
     /// ```
-    /// use convoy_predict::{Entry, Table};
-    /// let entry = |x: f64, ratio| Entry { family: "f".into(), size: [x, 0.0, 0.0, 0.0], ratio };
+    /// use convoy_predict::{Entry, Ratios, Table};
+    /// let entry = |x: f64, alone| {
+    ///     Entry { family: "f".into(), size: [x, 0.0, 0.0, 0.0], ratios: Ratios { alone, together: 2.0 * alone } }
+    /// };
     /// let table = Table { entries: vec![entry(2.0, 1.0), entry(4.0, 4.0)] };
-    /// assert_eq!(table.ratio("f", &[4.0, 0.0, 0.0, 0.0]), 4.0);
+    /// assert_eq!(table.ratios("f", &[4.0, 0.0, 0.0, 0.0]), Some(Ratios { alone: 4.0, together: 8.0 }));
     /// // Halfway between, in logarithms.
-    /// assert!((table.ratio("f", &[3.0, 0.0, 0.0, 0.0]) - 2.0).abs() < 1e-12);
-    /// assert_eq!(table.ratio("g", &[3.0, 0.0, 0.0, 0.0]), 1.0);
+    /// let between = table.ratios("f", &[3.0, 0.0, 0.0, 0.0]).unwrap();
+    /// assert!((between.alone - 2.0).abs() < 1e-12 && (between.together - 4.0).abs() < 1e-12);
+    /// assert_eq!(table.ratios("g", &[3.0, 0.0, 0.0, 0.0]), None);
+    /// // Two of three cores are busy.
+    /// assert!((between.with(2, 3) - 3.0).abs() < 1e-12);
     /// ```
-    pub fn ratio(&self, family: &str, size: &[f64; 4]) -> f64 {
-        self.families().ratio(family, size)
+    pub fn ratios(&self, family: &str, size: &[f64; 4]) -> Option<Ratios> {
+        self.families().ratios(family, size)
     }
 
     /// Its measurements by family: to be asked often.
@@ -159,18 +182,19 @@ impl Table {
 pub(crate) struct Families<'a>(HashMap<&'a str, Vec<&'a Entry>>);
 
 impl Families<'_> {
-    /// As [`Table::ratio`].
-    pub fn ratio(&self, family: &str, size: &[f64; 4]) -> f64 {
-        let (mut sum, mut weights) = (0.0, 0.0);
-        for entry in self.0.get(family).into_iter().flatten() {
+    /// As [`Table::ratios`].
+    pub fn ratios(&self, family: &str, size: &[f64; 4]) -> Option<Ratios> {
+        let (mut alone, mut together, mut weights) = (0.0, 0.0, 0.0);
+        for entry in self.0.get(family)? {
             let square: f64 = entry.size.iter().zip(size).map(|(a, b)| (a - b) * (a - b)).sum();
             if square == 0.0 {
-                return entry.ratio;
+                return Some(entry.ratios);
             }
             let weight = 1.0 / (square * square);
-            sum += weight * entry.ratio.ln();
+            alone += weight * entry.ratios.alone.ln();
+            together += weight * entry.ratios.together.ln();
             weights += weight;
         }
-        if weights > 0.0 { (sum / weights).exp() } else { 1.0 }
+        Some(Ratios { alone: (alone / weights).exp(), together: (together / weights).exp() })
     }
 }

@@ -18,7 +18,7 @@ mod script;
 mod simulate;
 mod sum;
 
-pub use cost::{Ask, Entry, Table, ask, roofline_seconds};
+pub use cost::{Ask, Entry, Ratios, Table, ask, roofline_seconds};
 pub use error::{Error, Place};
 pub use estimate::{Activity, Estimate, Event, LayerTimes, Phases, chrome_trace};
 pub use fold::{Folding, unlike};

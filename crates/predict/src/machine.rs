@@ -10,7 +10,7 @@
 //! Knows nothing of networks, strategies or programs.
 
 use crate::collective::Link;
-use crate::cost::{Entry, Table};
+use crate::cost::{Entry, Ratios, Table};
 use crate::error::{Error, Place};
 use std::fmt::Write;
 use toml::Value;
@@ -249,7 +249,12 @@ impl Machine {
             }
         }
         for e in &self.table.entries {
-            let _ = write!(text, "\n[[tiles]]\nfamily = {:?}\nsize = {:?}\nratio = {:?}\n", e.family, e.size, e.ratio);
+            let Ratios { alone, together } = e.ratios;
+            let (family, size) = (&e.family, &e.size);
+            let _ = write!(
+                text,
+                "\n[[tiles]]\nfamily = {family:?}\nsize = {size:?}\nalone = {alone:?}\ntogether = {together:?}\n"
+            );
         }
         text
     }
@@ -296,7 +301,8 @@ fn level(reader: &Reader, nodes: Option<usize>) -> Result<Level, Error> {
 }
 
 fn tile(reader: &Reader) -> Result<Entry, Error> {
-    reader.only(&["family", "size", "ratio"])?;
+    reader.only(&["family", "size", "alone", "together"])?;
+    let ratio = |name| reader.number(name, None, 1e-3, 1e6);
     let size = reader.table.get("size").and_then(Value::as_array);
     let numbers = size.and_then(|list| list.iter().map(Value::as_float).collect::<Option<Vec<f64>>>());
     let size =
@@ -304,7 +310,7 @@ fn tile(reader: &Reader) -> Result<Entry, Error> {
     Ok(Entry {
         family: reader.text("family")?,
         size: size.ok_or_else(|| reader.wrong("size", "four numbers".into()))?,
-        ratio: reader.number("ratio", None, 1e-3, 1e6)?,
+        ratios: Ratios { alone: ratio("alone")?, together: ratio("together")? },
     })
 }
 
@@ -410,7 +416,8 @@ mod tests {
         machine.transport = Some("mpi".into());
         machine.groups[0].add_bandwidth = 3e9;
         machine.yardstick_seconds = vec![0.05, 0.06];
-        machine.table.entries = vec![Entry { family: "f".into(), size: [1.0, 2.5, 0.0, 4.0], ratio: 1.75 }];
+        let ratios = Ratios { alone: 1.75, together: 2.25 };
+        machine.table.entries = vec![Entry { family: "f".into(), size: [1.0, 2.5, 0.0, 4.0], ratios }];
         assert_eq!(Machine::from_toml(&machine.to_toml()).as_ref(), Ok(&machine));
     }
 

@@ -10,7 +10,7 @@
 //!
 //! Left out: that messages between nodes, too, are seen to only between tiles; that sums slow halos down more than by sharing a link fairly.
 
-use crate::cost::roofline_seconds;
+use crate::cost::{Ratios, roofline_seconds};
 use crate::error::Error;
 use crate::estimate::{Activity, Estimate, Event, LayerTimes, Phases};
 use crate::fold::{Folded, Folding, fold};
@@ -190,8 +190,8 @@ struct Scene<'a> {
     actors: Vec<Actor>,
     /// By group that is simulated: its first actor.
     first_actor: HashMap<usize, usize>,
-    /// By position and entry: how much longer than by roofline it takes.
-    ratios: Vec<Vec<f64>>,
+    /// By position and entry: how much longer than by roofline it takes, where that was measured.
+    ratios: Vec<Vec<Option<Ratios>>>,
     /// By team and group: how its ranks sit. Many teams have the same ranks.
     spreads: HashMap<(usize, usize), Rc<Spread>>,
     /// Bytes a second at which the slowest rank adds.
@@ -204,8 +204,8 @@ impl<'a> Scene<'a> {
         let seats = machine.seats(question.strategy.ranks, question.ranks_per_node);
         let families = machine.table.families();
         let ratio = |entry: &crate::script::Entry| match &entry.doing {
-            Doing::Compute { ask, .. } => families.ratio(&ask.family, &ask.size),
-            _ => 1.0,
+            Doing::Compute { ask, .. } => families.ratios(&ask.family, &ask.size),
+            _ => None,
         };
         let mut scene = Scene {
             question,
@@ -265,11 +265,15 @@ impl<'a> Scene<'a> {
         self.job.held.iter().enumerate().map(of).max().unwrap_or(0)
     }
 
+    /// Cores of an actor's node that work at the same time.
+    fn busy_cores(&self, actor: &Actor) -> usize {
+        (actor.threads * actor.seat.neighbours).min(self.question.machine.groups[actor.seat.group].cores)
+    }
+
     /// The share of its node's memory bandwidth that a core has.
     fn core_bandwidth(&self, actor: &Actor) -> f64 {
         let nodes = &self.question.machine.groups[actor.seat.group];
-        let busy = (actor.threads * actor.seat.neighbours).min(nodes.cores) as f64;
-        nodes.core_bandwidth.min(nodes.node_bandwidth / busy)
+        nodes.core_bandwidth.min(nodes.node_bandwidth / self.busy_cores(actor) as f64)
     }
 
     /// How the ranks of teams sit, in each group that acts; those of a team over all groups under the first.
@@ -566,9 +570,12 @@ impl<'a> Play<'a> {
         let nodes = &scene.question.machine.groups[who.seat.group];
         match &scene.job.scripts[who.position].entries[entry].doing {
             doing @ Doing::Compute { ask, tiles, .. } => {
-                let ratio = scene.ratios[who.position][entry];
-                let all = roofline_seconds(&ask.work, nodes, scene.core_bandwidth(who));
-                (all + *tiles as f64 * nodes.tile_seconds) * ratio / pieces(doing, who.threads) as f64
+                let (bandwidth, ratio) = match scene.ratios[who.position][entry] {
+                    None => (scene.core_bandwidth(who), 1.0),
+                    Some(ratios) => (nodes.core_bandwidth, ratios.with(scene.busy_cores(who), nodes.cores)),
+                };
+                let all = roofline_seconds(&ask.work, nodes, bandwidth) + *tiles as f64 * nodes.tile_seconds;
+                all * ratio / pieces(doing, who.threads) as f64
             }
             Doing::Send { to: peer, bytes, .. } | Doing::Receive { from: peer, bytes, .. } => {
                 let level = self.level(actor, *peer).1;

@@ -27,7 +27,7 @@ pub fn definition() -> Command {
         .about("Measure this computer once: layers' tiles, memory, messages and sums between ranks")
         .after_help(
             "Keeps what it finds under the user's cache folder, where simulate, plan and train look for it. Layers are those of\n\
-             resnet18-cifar, resnet50, vgg16, alexnet, unet and lenet, each alone on one core; others are interpolated. Under\n\
+             resnet18-cifar, resnet50, vgg16, alexnet, unet and lenet, on one core and on all; others are interpolated. Under\n\
              mpirun every process is a rank: messages go between them, inside a computer and between computers, and what is\n\
              found is kept for trainings under mpirun.",
         )
