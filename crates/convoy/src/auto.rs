@@ -20,6 +20,7 @@ use convoy_predict::{Collectives, Machine};
 use convoy_program::{NormOver, Options};
 use convoy_split::{Grid, Strategy};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long layers are measured where nothing is known.
@@ -73,7 +74,7 @@ pub fn choose(world: &World, job: &Job, network: &Network) -> Result<Auto, Error
 }
 
 /// What is known before anything is measured.
-fn known(job: &Job, communicator: Option<&Communicator>) -> Result<Known, Error> {
+fn known(job: &Job, communicator: Option<&Arc<Communicator>>) -> Result<Known, Error> {
     if let Some(name) = &job.parallel.machine {
         let machine = calibration::named(Path::new(name), |flaw| Error::at("parallel.machine", flaw))?;
         let how = format!("by the machine {}", machine.name);
@@ -111,7 +112,7 @@ fn machine(known: Known, surveyed: Option<Machine>, job: &Job, network: &Network
         None => {
             let samples = (job.train.batch / job.parallel.ranks).clamp(1, SAMPLES);
             let probes = survey::probes(std::slice::from_ref(network));
-            let tiles = survey::tiles(&probes, &[samples], &machine.groups[0], QUICK, || ());
+            let tiles = survey::tiles(&probes, &[samples], &machine.groups[0], QUICK, || Ok(()));
             tiles.map_err(|errors| errors.0.into_iter().next().expect("bug: no error of all"))?.0
         }
     };

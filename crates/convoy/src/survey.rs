@@ -8,6 +8,7 @@ use crate::calibration::kernels_version;
 use crate::error::{Error, Errors};
 use crate::links::{self, Links, Transport};
 use crate::machine;
+use crate::words::median;
 use crate::world::cores_by_host;
 use convoy_comm::{Communicator, Team, all_gather, broadcast};
 use convoy_engine::{Batch, Engine, Settings};
@@ -129,24 +130,24 @@ pub fn tiles(
     samples: &[usize],
     nodes: &Nodes,
     limit: Duration,
-    mut progress: impl FnMut(),
+    mut progress: impl FnMut() -> Result<(), Errors>,
 ) -> Result<(Table, usize), Errors> {
     let began = Instant::now();
     let mut found: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
     let mut measured = 0;
     for &samples in samples {
         for probe in probes {
-            progress();
             if measured > 0 && began.elapsed() > limit {
-                continue;
+                break;
             }
+            progress()?;
             measured += 1;
             for entry in measure(probe, samples, nodes)? {
                 found.entry(format!("{} {:?}", entry.family, entry.size)).or_default().push(entry);
             }
         }
     }
-    Ok((Table { entries: found.into_values().map(undisturbed).collect() }, measured))
+    Ok((Table { entries: found.into_values().map(middle).collect() }, measured))
 }
 
 /// A network around each layer of others: a layer before it whose gradient is wanted, and an end. Convolutions first: they matter
@@ -227,8 +228,7 @@ fn measure(network: &Network, samples: usize, nodes: &Nodes) -> Result<Vec<Entry
     Ok(all.filter(|e| is_sound(e.ratios.alone) && is_sound(e.ratios.together)).collect())
 }
 
-/// By number of threads: seconds of all tiles of each op of a network, the best of some steps. Where others use the cores too, the rest
-/// is theirs.
+/// By number of threads: seconds of all tiles of each op of a network, on average over some steps.
 fn op_seconds(network: &Network, program: Program, threads: &[usize]) -> Result<Vec<Vec<f64>>, Errors> {
     let images: Vec<f32> = (0..program.images.len()).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect();
     let targets = vec![0.0; program.targets];
@@ -247,22 +247,18 @@ fn op_seconds(network: &Network, program: Program, threads: &[usize]) -> Result<
     let mut found = vec![];
     for &threads in threads {
         engine.set_workers(threads);
-        let mut best = vec![f64::INFINITY; ops];
+        let mut seconds = vec![0.0; ops];
         for _ in 0..STEPS {
-            step(&mut engine)?.iter().for_each(|time| best[time.op] = best[time.op].min(time.seconds));
+            step(&mut engine)?.iter().for_each(|time| seconds[time.op] += time.seconds / STEPS as f64);
         }
-        found.push(best);
+        found.push(seconds);
     }
     Ok(found)
 }
 
-/// Of measurements of the same, one that a quarter is below: most of what is above was interrupted.
-fn undisturbed(all: Vec<Entry>) -> Entry {
-    let quarter = |of: fn(&Ratios) -> f64| {
-        let mut values: Vec<f64> = all.iter().map(|entry| of(&entry.ratios)).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 4]
-    };
-    let ratios = Ratios { alone: quarter(|r| r.alone), together: quarter(|r| r.together) };
+/// The middle of measurements of the same.
+fn middle(all: Vec<Entry>) -> Entry {
+    let of = |ratio: fn(&Ratios) -> f64| median(all.iter().map(|entry| ratio(&entry.ratios)));
+    let ratios = Ratios { alone: of(|r| r.alone), together: of(|r| r.together) };
     Entry { ratios, ..all[0].clone() }
 }

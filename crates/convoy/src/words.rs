@@ -4,6 +4,14 @@ use comfy_table::{CellAlignment, Table, presets};
 use convoy_net::Shape;
 use std::fmt;
 
+/// The middle of some numbers, of which there is at least one.
+pub fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = numbers.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
+}
+
 /// With a comma after every three digits.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();

@@ -10,10 +10,9 @@ use crate::job::Job;
 use crate::links::hosts;
 use crate::machine;
 use crate::ready::{self, Ready};
-use convoy_comm::{Communicator, Launch, Leave, Team, all_gather, broadcast, gather};
+use convoy_comm::{Communicator, Launch, Leave, Team, all_gather, barrier, broadcast, gather, tell};
 use convoy_train::{Observer, Outcome, RunFolder, Setup, file_digest};
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -71,14 +70,27 @@ impl World {
     }
 
     /// This process' handle to the others, where it is one rank of several.
-    pub(crate) fn communicator(&self) -> Option<&Communicator> {
-        self.communicator.as_deref()
+    pub(crate) fn communicator(&self) -> Option<&Arc<Communicator>> {
+        self.communicator.as_ref()
     }
 
     /// Ranks of a job on each computer, on that which has most.
     pub(crate) fn ranks_per_node(&self, ranks: usize) -> usize {
-        let most = |communicator: &Communicator| hosts(communicator).iter().map(Vec::len).max();
+        let most = |communicator: &Arc<Communicator>| hosts(communicator).iter().map(Vec::len).max();
         self.communicator().and_then(most).unwrap_or(ranks)
+    }
+
+    /// Returns when all ranks are here.
+    pub(crate) fn meet(&self) -> Result<(), Error> {
+        let meet = |communicator| barrier(communicator, &Team::all(communicator)).map_err(Error::from);
+        self.communicator.as_deref().map_or(Ok(()), meet)
+    }
+
+    /// The most of what all ranks have.
+    pub(crate) fn most(&self, own: u64) -> Result<u64, Error> {
+        let Some(communicator) = &self.communicator else { return Ok(own) };
+        let all = all_gather(communicator, &Team::all(communicator), &own.to_le_bytes())?;
+        Ok(all.iter().map(|bytes| number(bytes)).max().unwrap_or(own))
     }
 
     /// What rank 0 says, on all ranks.
@@ -191,11 +203,9 @@ fn leave(communicator: &Communicator, errors: &Errors) -> u8 {
     communicator.end(&errors.to_string());
     let leave = Leave { code: errors.exit_code(), patience: FAREWELL };
     leave.together(communicator, |silent| {
-        // Whoever read our output may be gone: nothing more to do about that.
-        let mut out = std::io::stderr().lock();
-        errors.0.iter().for_each(|error| drop(writeln!(out, "error: {error}")));
+        errors.0.iter().for_each(|error| tell(&format!("error: {error}")));
         for &rank in silent {
-            let _ = writeln!(out, "  silent: rank {rank} on host {}", communicator.host(rank));
+            tell(&format!("  silent: rank {rank} on host {}", communicator.host(rank)));
         }
     })
 }

@@ -1,10 +1,11 @@
 //! The yardstick: a fixed step that tells how fast this computer is right now.
 //!
-//! One block of resnet50 on each core, which computes and moves memory as steps of networks do. `convoy calibrate` keeps what it
-//! takes; `convoy bench --validate` runs it beside each measured step. Where it takes longer than it did then, others use the
-//! computer, or clocks fell.
+//! One block of resnet50 on each core, which computes and moves memory as steps of networks do. `convoy calibrate` runs it between
+//! layers and keeps what it takes; `convoy bench --validate` runs it beside each measured step. Where it takes longer than it did then,
+//! others use the computer, or clocks fell.
 
 use crate::error::{Error, Errors};
+use crate::words::median;
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::Moment;
 use convoy_net::layers::{Activation, BatchNorm, Convolution, FullyConnected, GlobalAveragePool};
@@ -15,10 +16,13 @@ use convoy_train::state;
 use std::time::Instant;
 
 const SAMPLES: usize = 4;
+const STEPS: usize = 3;
 
 /// An engine for each core.
 pub struct Yardstick {
     engines: Vec<Engine>,
+    /// What was seen so far, on one core and on all.
+    looks: [Vec<f64>; 2],
     images: Vec<f32>,
     targets: Vec<f32>,
 }
@@ -36,37 +40,41 @@ impl Yardstick {
             engine
         };
         let ranks = (0..cores).flat_map(|_| convoy_comm::threads(1));
-        let mut yardstick = Yardstick { engines: ranks.map(engine).collect(), images, targets };
+        let engines = ranks.map(engine).collect();
+        let mut yardstick = Yardstick { engines, looks: Default::default(), images, targets };
         // The first touch of memory is like no other.
         yardstick.seconds(cores)?;
         Ok(yardstick)
     }
 
-    /// Seconds of a step on each of so many cores, at the same time.
+    /// Seconds of a step on each of so many cores, at the same time: on average over some, of which the first finds others' data in the
+    /// caches.
     pub fn seconds(&mut self, cores: usize) -> Result<f64, Errors> {
         let batch = Batch { images: &self.images, targets: &self.targets };
         let moment = Moment { seed: 1, step: 1, learning_rate: 0.0 };
         let began = Instant::now();
         let steps: Vec<_> = std::thread::scope(|scope| {
-            let step = |engine: &'_ mut Engine| engine.step(0, batch, moment).map(drop);
+            let step = |engine: &'_ mut Engine| (0..STEPS).try_for_each(|_| engine.step(0, batch, moment).map(drop));
             let threads: Vec<_> =
                 self.engines.iter_mut().take(cores).map(|engine| scope.spawn(move || step(engine))).collect();
             threads.into_iter().map(|thread| thread.join().expect("bug: a yardstick panicked")).collect()
         });
         steps.into_iter().collect::<Result<Vec<()>, _>>().map_err(Error::from)?;
-        Ok(began.elapsed().as_secs_f64())
+        Ok(began.elapsed().as_secs_f64() / STEPS as f64)
     }
 
-    /// The middle of some, by cores, from one to all.
-    pub fn medians(&mut self) -> Result<Vec<f64>, Errors> {
-        const TIMES: usize = 9;
-        let mut medians = vec![];
-        for cores in 1..=self.engines.len() {
-            let mut all = (0..TIMES).map(|_| self.seconds(cores)).collect::<Result<Vec<f64>, Errors>>()?;
-            all.sort_by(f64::total_cmp);
-            medians.push(all[TIMES / 2]);
+    /// Looks once, on one core and on all.
+    pub fn look(&mut self) -> Result<(), Errors> {
+        for (place, cores) in [1, self.engines.len()].into_iter().enumerate() {
+            let seconds = self.seconds(cores)?;
+            self.looks[place].push(seconds);
         }
-        Ok(medians)
+        Ok(())
+    }
+
+    /// The middle of all looks, on one core and on all.
+    pub fn medians(&self) -> Vec<f64> {
+        self.looks.iter().filter(|looks| !looks.is_empty()).map(|looks| median(looks.iter().copied())).collect()
     }
 }
 

@@ -36,7 +36,7 @@ pub struct Machine {
     pub kernels: Option<String>,
     /// What its levels were measured with: threads or mpi; none where they were not.
     pub transport: Option<String>,
-    /// Seconds of a fixed step on one core, on two at the same time, and so on, when it was measured.
+    /// Seconds of a fixed step on one core, and on all at the same time, when it was measured.
     pub yardstick_seconds: Vec<f64>,
 }
 

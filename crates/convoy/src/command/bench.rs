@@ -8,7 +8,8 @@ use crate::fields::Field;
 use crate::job::Job;
 use crate::machine;
 use crate::ready;
-use crate::words::{bytes, count, table};
+use crate::words::{bytes, count, median, table};
+use crate::world::World;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Mode, Moment, Pass, fast, fma_peak_gflops, memory_gbytes};
@@ -72,13 +73,13 @@ pub fn definition() -> Command {
         .args(field_arguments(|field| fields.contains(&field.key)))
 }
 
-pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
+pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
     if matches.get_flag("validate") {
         let only = matches.get_one::<String>("only").map_or("", String::as_str);
         let only = only.split(',').filter(|words| !words.is_empty()).map(String::from).collect();
         let seconds = super::question::whole(matches, "seconds", 86_400)?.expect("bug: it has a default") as f64;
         let validate = Validate { only, seconds, out: path(matches, "out") };
-        return validate::run(&validate, matches.get_flag("json"));
+        return World::enter(|world| validate::run(&validate, world, matches.get_flag("json")).map(|()| 0));
     }
     let mut draft = Draft::default();
     lay_flags(&mut draft, matches);
@@ -94,7 +95,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     let bench = Bench::run((&network, &weights), &job, mode, threads, matches.get_flag("layers"))
         .map_err(|errors| draft.located(errors))?;
     let peak = before.max(Peak::measure(threads));
-    tell(&network, &bench, &peak, matches)
+    tell(&network, &bench, &peak, matches).map(|()| 0)
 }
 
 /// The network that a model's name or a file says.
@@ -221,10 +222,7 @@ impl Bench {
     }
 
     fn median(&self) -> f64 {
-        let mut sorted = self.seconds.clone();
-        sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
+        median(self.seconds.iter().copied())
     }
 }
 

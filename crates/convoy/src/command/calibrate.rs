@@ -22,6 +22,9 @@ const NETWORKS: [&str; 6] = ["resnet18-cifar", "resnet50", "vgg16", "alexnet", "
 /// Samples with which each layer is measured; what matters most first.
 const SAMPLES: [usize; 2] = [8, 1];
 
+/// Layers between two looks at the yardstick.
+const LAYERS_A_LOOK: u64 = 12;
+
 pub fn definition() -> Command {
     Command::new("calibrate")
         .about("Measure this computer once: layers' tiles, memory, messages and sums between ranks")
@@ -67,18 +70,20 @@ fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {
         return Ok(());
     }
     let mut yardstick = Yardstick::new(machine.groups[0].cores)?;
-    let before = yardstick.medians()?;
     let networks = NETWORKS.iter().filter_map(|name| zoo::model(name, ModelOptions::default()).ok());
     let probes = survey::probes(&networks.map(|network| network.fused()).collect::<Vec<Network>>());
     let layers = probes.len() * SAMPLES.len();
     let bar = ProgressBar::new(layers as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} layers, {elapsed}").expect("bug: a template"));
     let left = Duration::from_secs(limit as u64).saturating_sub(began.elapsed());
-    let (table, measured) = survey::tiles(&probes, &SAMPLES, &machine.groups[0], left, || bar.inc(1))?;
+    let progress = || {
+        bar.inc(1);
+        if bar.position() % LAYERS_A_LOOK == 1 { yardstick.look() } else { Ok(()) }
+    };
+    let (table, measured) = survey::tiles(&probes, &SAMPLES, &machine.groups[0], left, progress)?;
     bar.finish_and_clear();
     machine.table = table;
-    // Before and after: tiles were measured between.
-    machine.yardstick_seconds = before.iter().zip(yardstick.medians()?).map(|(a, b)| (a + b) / 2.0).collect();
+    machine.yardstick_seconds = yardstick.medians();
     let transport = if world.ranks().is_some_and(|ranks| ranks > 1) { Transport::Mpi } else { Transport::Threads };
     let path = match path(matches, "out") {
         Some(path) => path.to_path_buf(),

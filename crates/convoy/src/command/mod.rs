@@ -63,7 +63,12 @@ pub fn definition() -> Command {
 
 /// Does what was typed; the result is the exit code.
 pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
-    if let Some((name, _)) = matches.subcommand().filter(|(name, _)| !["train", "calibrate"].contains(name))
+    let by_several = |(name, matches): &(&str, &ArgMatches)| match *name {
+        "train" | "calibrate" => true,
+        "bench" => matches.get_flag("validate"),
+        _ => false,
+    };
+    if let Some((name, _)) = matches.subcommand().filter(|command| !by_several(command))
         && let Some(code) = World::alone(name)?
     {
         return Ok(code);
@@ -72,7 +77,7 @@ pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
         Some(("train", matches)) => train::run(matches),
         Some(("eval", matches)) => eval::run(matches).map(|()| 0),
         Some(("predict", matches)) => predict::run(matches).map(|()| 0),
-        Some(("bench", matches)) => bench::run(matches).map(|()| 0),
+        Some(("bench", matches)) => bench::run(matches),
         Some(("plan", matches)) => plan::run(matches).map(|()| 0),
         Some(("sweep", matches)) => sweep::run(matches).map(|()| 0),
         Some(("calibrate", matches)) => calibrate::run(matches),

@@ -1,8 +1,9 @@
 //! `convoy bench --validate`: predicted step times beside measured ones, over networks, batches and strategies.
 //!
-//! Each case is predicted from this computer's calibration, then run in memory with ranks that are threads. A fixed step
-//! ([`Yardstick`]) runs before and after each step of a case, on as many cores: a step's time is corrected by how much longer that took
-//! than when the computer was calibrated. Both the raw measurement and the corrected one are kept.
+//! Each case is predicted from this computer's calibration, then run in memory with ranks that are threads; under mpirun, cases with as
+//! many ranks as there are processes. A fixed step ([`Yardstick`]) runs before and after each step of a case, on as many cores: a
+//! step's time is corrected by how much longer that took than when the computer was calibrated. Both the raw measurement and the
+//! corrected one are kept.
 //!
 //! For each network the strategy that the planner chooses is among the cases: how much slower it is than the best one measured is
 //! its regret.
@@ -13,14 +14,16 @@ use crate::calibration;
 use crate::error::{Error, Errors};
 use crate::links::Transport;
 use crate::machine;
-use crate::words::{percent, table};
+use crate::words::{median, percent, table};
+use crate::world::World;
 use crate::yardstick::Yardstick;
+use convoy_comm::tell;
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::Moment;
 use convoy_net::zoo::{self, ModelOptions};
 use convoy_net::{Network, Region};
 use convoy_plan::{Asked, Goal};
-use convoy_predict::{Collectives, Estimate, Folding, Machine, Question, simulate};
+use convoy_predict::{Collectives, Estimate, Folding, Machine, Question, Ratios, simulate};
 use convoy_program::{Options, lower};
 use convoy_split::{Rank, Strategy};
 use convoy_train::state;
@@ -28,6 +31,7 @@ use serde_json::{Value, json};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Networks, each with its batches: steps of a fifth of a second to some seconds on a core or two.
@@ -87,6 +91,7 @@ struct Row {
     /// Beside each step: how much faster the yardstick was than when the computer was calibrated.
     speeds: Vec<f64>,
     planned_bytes: usize,
+    transport: Transport,
 }
 
 impl Row {
@@ -96,7 +101,7 @@ impl Row {
 
     /// What it would have taken at the speed of the calibration.
     fn corrected(&self) -> f64 {
-        median(self.seconds.iter().zip(&self.speeds).map(|(seconds, speed)| seconds * speed))
+        self.measured() * self.speeds.iter().sum::<f64>() / self.speeds.len() as f64
     }
 
     fn accuracy(&self, measured: f64) -> f64 {
@@ -107,7 +112,7 @@ impl Row {
         json!({
             "network": self.case.network, "batch": self.case.batch, "ranks": self.case.ranks,
             "threads": self.case.threads, "asked": self.case.words, "strategy": self.strategy,
-            "transport": "threads", "predicted_seconds": self.predicted.step_seconds,
+            "transport": self.transport.word(), "predicted_seconds": self.predicted.step_seconds,
             "measured_seconds": self.measured(), "corrected_seconds": self.corrected(),
             "all_seconds": self.seconds, "yardstick_speeds": self.speeds,
             "accuracy_raw": self.accuracy(self.measured()), "accuracy": self.accuracy(self.corrected()),
@@ -133,22 +138,29 @@ impl Row {
 }
 
 /// Predicts and measures all cases, and tells what came out.
-pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
-    let machine = calibrated()?;
-    let mut yardstick = Yardstick::new(machine::cores())?;
+pub fn run(validate: &Validate, world: &World, json: bool) -> Result<(), Errors> {
+    let mut bed = Bed::new(world, validate.seconds)?;
+    let can_be_run = |case: &Case| world.ranks().is_none_or(|processes| processes == case.ranks);
     let mut rows: Vec<Row> = vec![];
-    for case in cases().filter(|case| validate.wants(case)) {
-        convoy_comm::tell(&case.name());
-        let row = measure(case, &machine, &mut yardstick, validate.seconds)?;
-        if let Some(path) = validate.out {
+    for case in cases().filter(|case| can_be_run(case) && validate.wants(case)) {
+        if world.is_first() {
+            tell(&case.name());
+        }
+        let row = bed.measure(case)?;
+        if let Some(path) = validate.out.filter(|_| world.is_first()) {
             let file = OpenOptions::new().create(true).append(true).open(path);
             file.and_then(|mut file| writeln!(file, "{}", row.object())).map_err(Error::file("write", path))?;
         }
         rows.push(row);
     }
     if rows.is_empty() {
-        return Err(Error::flag("only", "no case has any of these words in its name").into());
+        let processes = world.ranks().map_or(String::new(), |processes| format!(" and {processes} ranks"));
+        return Err(Error::flag("only", format!("no case has any of these words in its name{processes}")).into());
     }
+    if world.is_first() { report(&rows, json) } else { Ok(()) }
+}
+
+fn report(rows: &[Row], json: bool) -> Result<(), Errors> {
     let header = [
         "network",
         "batch",
@@ -168,7 +180,7 @@ pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
             say(&summary(what, &rows))?;
         }
     }
-    let regrets = regrets(&rows);
+    let regrets = regrets(rows);
     if !regrets.is_empty() {
         let cells = |r: &Regret| {
             vec![r.network.to_string(), r.batch.to_string(), r.chosen.clone(), r.best.clone(), percent(r.regret)]
@@ -188,9 +200,9 @@ pub fn run(validate: &Validate, json: bool) -> Result<(), Errors> {
 }
 
 /// This computer as it was measured, by these kernels.
-fn calibrated() -> Result<Machine, Error> {
-    match calibration::cached(Transport::Threads) {
-        Some((machine, None)) if machine.yardstick_seconds.len() >= machine::cores() => Ok(machine),
+fn calibrated(transport: Transport) -> Result<Machine, Error> {
+    match calibration::cached(transport) {
+        Some((machine, None)) if machine.yardstick_seconds.len() == 2 => Ok(machine),
         Some((_, None)) => Err(Error::Usage("the calibration has no yardstick\n  help: convoy calibrate".into())),
         Some((_, Some(flaw))) => Err(Error::Usage(flaw)),
         None => Err(Error::Usage("this computer was not calibrated\n  help: convoy calibrate".into())),
@@ -259,33 +271,6 @@ fn regrets(rows: &[Row]) -> Vec<Regret> {
     regrets
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = values.collect();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
-}
-
-fn measure(case: Case, machine: &Machine, yardstick: &mut Yardstick, seconds: f64) -> Result<Row, Errors> {
-    let network = zoo::model(case.network, ModelOptions::default()).map_err(Error::from)?.fused();
-    let options = Options::plain(case.batch);
-    let strategy = strategy(&case, &network, &options, machine)?;
-    let question = Question {
-        network: &network,
-        strategy: &strategy,
-        options: &options,
-        machine,
-        threads: Some(case.threads),
-        ranks_per_node: Some(case.ranks),
-        collectives: Collectives::Direct,
-        folding: Folding::Alike,
-    };
-    let predicted = simulate(&question, false).map_err(Error::from)?.estimate;
-    let cores = (case.ranks * case.threads).min(machine::cores());
-    let mut speed = || Ok(machine.yardstick_seconds[cores - 1] / yardstick.seconds(cores)?);
-    let (times, speeds, planned_bytes) = run_ranks(&case, &network, &strategy, &options, seconds, &mut speed)?;
-    Ok(Row { strategy: strategy.name.clone(), case, predicted, seconds: times, speeds, planned_bytes })
-}
-
 fn strategy(case: &Case, network: &Network, options: &Options, machine: &Machine) -> Result<Strategy, Error> {
     if case.words != CHOSEN {
         let shapes = network.shapes(case.batch)?;
@@ -308,52 +293,135 @@ fn strategy(case: &Case, network: &Network, options: &Options, machine: &Machine
     Ok(uses_all.expect("bug: data is always a candidate").strategy)
 }
 
-/// Steps of all ranks together: seconds of each, the yardstick's speed beside each, and what the heaviest rank held.
-fn run_ranks(
-    case: &Case,
-    network: &Network,
-    strategy: &Strategy,
-    options: &Options,
+/// Where cases are run: this computer, its calibration, what tells how fast it is.
+struct Bed<'a> {
+    world: &'a World,
+    transport: Transport,
+    machine: Machine,
+    yardstick: Yardstick,
+    /// Of each case.
     seconds: f64,
-    speed: &mut dyn FnMut() -> Result<f64, Errors>,
-) -> Result<(Vec<f64>, Vec<f64>, usize), Errors> {
-    let mut engines = vec![];
-    for (rank, communicator) in convoy_comm::threads(case.ranks).into_iter().enumerate() {
-        let program = lower(network, strategy, Rank(rank), options).map_err(Error::from)?;
-        let (images, targets) = batch_of(network, &program)?;
-        let (images, targets) = (part(&images, &program.images, network, case.batch)?, targets);
-        let targets = targets[..program.targets.min(targets.len())].to_vec();
-        let mut engine = Engine::new(network, vec![program], case.threads, communicator, Settings::default());
-        state::put_initial_weights(&mut engine, network, SEED);
-        engines.push((engine, images, targets));
+}
+
+/// What steps of all ranks together took, the yardstick's speed beside each, and what the heaviest rank held.
+#[derive(Default)]
+struct Measured {
+    seconds: Vec<f64>,
+    speeds: Vec<f64>,
+    planned_bytes: usize,
+}
+
+/// A rank of this process, and its part of the batch.
+struct Member {
+    engine: Engine,
+    images: Vec<f32>,
+    targets: Vec<f32>,
+}
+
+impl Bed<'_> {
+    fn new(world: &World, seconds: f64) -> Result<Bed<'_>, Errors> {
+        let transport = if world.ranks().is_some() { Transport::Mpi } else { Transport::Threads };
+        let known = if world.is_first() { Some(calibrated(transport)?.to_toml().into_bytes()) } else { None };
+        let machine = Machine::from_toml(&String::from_utf8_lossy(&world.told(known)?)).map_err(Error::from)?;
+        Ok(Bed { world, transport, machine, yardstick: Yardstick::new(machine::cores())?, seconds })
     }
-    let planned = engines.iter().map(|(engine, ..)| engine.bytes()).max().unwrap_or(0);
-    let (mut times, mut speeds) = (vec![], vec![]);
-    let began = Instant::now();
-    let mut before = speed()?;
-    for step in 0.. {
+
+    fn measure(&mut self, case: Case) -> Result<Row, Errors> {
+        let network = zoo::model(case.network, ModelOptions::default()).map_err(Error::from)?.fused();
+        let options = Options::plain(case.batch);
+        let strategy = strategy(&case, &network, &options, &self.machine)?;
+        let question = Question {
+            network: &network,
+            strategy: &strategy,
+            options: &options,
+            machine: &self.machine,
+            threads: Some(case.threads),
+            ranks_per_node: Some(case.ranks),
+            collectives: Collectives::Direct,
+            folding: Folding::Alike,
+        };
+        let predicted = simulate(&question, false).map_err(Error::from)?.estimate;
+        let members = self.members(&case, &network, &strategy, &options)?;
+        let measured = self.steps(members, (case.ranks * case.threads).min(machine::cores()))?;
+        let Measured { seconds, speeds, planned_bytes } = measured;
+        let (strategy, transport) = (strategy.name.clone(), self.transport);
+        Ok(Row { strategy, case, predicted, seconds, speeds, planned_bytes, transport })
+    }
+
+    /// The ranks of this process: all, or the one it is.
+    fn members(
+        &self,
+        case: &Case,
+        network: &Network,
+        strategy: &Strategy,
+        options: &Options,
+    ) -> Result<Vec<Member>, Errors> {
+        let communicators = match self.world.communicator() {
+            None => convoy_comm::threads(case.ranks).into_iter().map(Arc::new).collect(),
+            Some(communicator) => vec![communicator.clone()],
+        };
+        let mut members = vec![];
+        for communicator in communicators {
+            let program = lower(network, strategy, Rank(communicator.rank()), options).map_err(Error::from)?;
+            let (images, targets) = batch_of(network, &program)?;
+            let images = part(&images, &program.images, network, case.batch)?;
+            let targets = targets[..program.targets.min(targets.len())].to_vec();
+            let mut engine = Engine::new(network, vec![program], case.threads, communicator, Settings::default());
+            state::put_initial_weights(&mut engine, network, SEED);
+            members.push(Member { engine, images, targets });
+        }
+        Ok(members)
+    }
+
+    fn steps(&mut self, mut members: Vec<Member>, cores: usize) -> Result<Measured, Errors> {
+        let own = members.iter().map(|member| member.engine.bytes()).max().unwrap_or(0);
+        let planned_bytes = self.world.most(own as u64)? as usize;
+        let mut measured = Measured { planned_bytes, ..Measured::default() };
+        let began = Instant::now();
+        let mut before = self.speed(cores)?;
+        for step in 0.. {
+            let moment = Moment { seed: SEED, step, learning_rate: LEARNING_RATE };
+            let took = self.timed(|| {
+                std::thread::scope(|scope| {
+                    let run = |m: &mut Member| {
+                        m.engine.step(0, Batch { images: &m.images, targets: &m.targets }, moment).map(drop)
+                    };
+                    let ranks: Vec<_> = members.iter_mut().map(|rank| scope.spawn(move || run(rank))).collect();
+                    let ends = ranks.into_iter().map(|rank| rank.join().expect("bug: a rank panicked"));
+                    ends.collect::<Result<(), _>>().map_err(|error| Error::from(error).into())
+                })
+            })?;
+            let after = self.speed(cores)?;
+            if step >= WARM_UP as u64 {
+                measured.seconds.push(took);
+                measured.speeds.push((before + after) / 2.0);
+            }
+            before = after;
+            let enough = measured.seconds.len() >= 3 && began.elapsed().as_secs_f64() > self.seconds;
+            if self.world.told(Some(vec![u8::from(enough)]))? == [1] {
+                return Ok(measured);
+            }
+        }
+        unreachable!("bug: steps end")
+    }
+
+    /// How much faster the yardstick is than when the computer was calibrated, with so many cores, of which each process has its share.
+    fn speed(&mut self, cores: usize) -> Result<f64, Errors> {
+        let share = (cores / self.world.ranks().unwrap_or(1)).max(1);
+        self.world.meet()?;
+        let now = self.yardstick.seconds(share)?;
+        let then = Ratios { alone: self.machine.yardstick_seconds[0], together: self.machine.yardstick_seconds[1] };
+        Ok(then.with(cores, self.machine.groups[0].cores) / now)
+    }
+
+    /// Seconds until all ranks have done it.
+    fn timed(&self, work: impl FnOnce() -> Result<(), Errors>) -> Result<f64, Errors> {
+        self.world.meet()?;
         let start = Instant::now();
-        let moment = Moment { seed: SEED, step: step as u64, learning_rate: LEARNING_RATE };
-        let results: Vec<_> = std::thread::scope(|scope| {
-            let run = |(engine, images, targets): &mut (Engine, Vec<f32>, Vec<f32>)| {
-                engine.step(0, Batch { images, targets }, moment).map(drop)
-            };
-            let others: Vec<_> = engines.iter_mut().map(|rank| scope.spawn(move || run(rank))).collect();
-            others.into_iter().map(|rank| rank.join().expect("bug: a rank panicked")).collect()
-        });
-        results.into_iter().collect::<Result<Vec<()>, _>>().map_err(Error::from)?;
-        let took = start.elapsed().as_secs_f64();
-        let after = speed()?;
-        if step >= WARM_UP {
-            times.push(took);
-            speeds.push((before + after) / 2.0);
-        }
-        before = after;
-        if times.len() >= 3 && began.elapsed().as_secs_f64() > seconds {
-            return Ok((times, speeds, planned));
-        }
+        work()?;
+        self.world.meet()?;
+        Ok(start.elapsed().as_secs_f64())
     }
-    unreachable!("bug: steps end")
 }
 
 /// A rank's region of a batch of whole images.
