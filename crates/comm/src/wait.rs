@@ -14,6 +14,8 @@ const YIELDS: u32 = 64;
 const SHORT_SLEEPS: u32 = 1000;
 const SHORT: Duration = Duration::from_micros(20);
 const LONG: Duration = Duration::from_micros(300);
+/// Who has waited for long looks less and less often, down to this: a look costs a core some microseconds, and others may want it.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 /// The most that one pause may count: it is longer only where this rank was stopped.
 const LONGEST: Duration = Duration::from_millis(100);
 
@@ -83,14 +85,26 @@ impl Wait<'_> {
                 waiting()
             ));
         }
-        sync::sleep(if self.looks < YIELDS + SHORT_SLEEPS { SHORT } else { LONG });
+        sync::sleep(if self.looks < YIELDS + SHORT_SLEEPS { SHORT } else { long_sleep(self.waited) });
         Ok(())
     }
+}
+
+/// A hundredth of what was waited so far, within bounds: the wait becomes longer by no more than that.
+fn long_sleep(waited: Duration) -> Duration {
+    (waited / 100).clamp(LONG, LONGEST_SLEEP)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_has_waited_for_long_looks_less_often() {
+        assert_eq!(long_sleep(Duration::from_millis(5)), LONG);
+        assert_eq!(long_sleep(Duration::from_millis(500)), Duration::from_millis(5));
+        assert_eq!(long_sleep(Duration::from_secs(60)), LONGEST_SLEEP);
+    }
 
     #[test]
     fn a_wait_ends_at_its_deadline_and_says_for_whom() {

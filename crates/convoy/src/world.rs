@@ -102,6 +102,11 @@ impl World {
         Ok(bytes)
     }
 
+    /// The same of a number.
+    pub(crate) fn told_number(&self, own: u64) -> Result<u64, Error> {
+        self.told(Some(own.to_le_bytes().to_vec())).map(|bytes| number(&bytes))
+    }
+
     /// The job as it can be done here: with as many ranks as there are processes, and threads for those that share a computer.
     pub(crate) fn fit(&self, job: &Job) -> Result<Job, Error> {
         let mut job = job.clone();

@@ -2,6 +2,7 @@
 //!
 //! Flags for fields come from the table in `fields.rs`; shell completions from the definition here.
 
+mod bed;
 mod bench;
 mod calibrate;
 mod check;
