@@ -3,8 +3,8 @@
 
 usage: run.py CONVOY RESULTS-FOLDER [--only LIST] [--seconds N] [--mpi]
 
-Calibrates this computer (two minutes) and runs `convoy bench --validate`, with ranks that are threads; with --mpi both under mpirun with two
-processes, and CONVOY is built with `--features mpi`. Writes the calibration, raw.jsonl (a line for each case) and table.txt into the folder.
+Calibrates this computer (two minutes) and runs `convoy bench --validate`, with ranks that are threads; with --mpi both under mpirun, two processes
+and then one, and CONVOY is built with `--features mpi`. Writes the calibration, raw.jsonl (a line for each case) and table.txt into the folder.
 Nothing else should run on the computer meanwhile.
 """
 import argparse, os, shutil, subprocess, sys
@@ -28,11 +28,13 @@ def run(words):
     print(" ".join(words), file=sys.stderr)
     return subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, text=True, cwd=folder).stdout
 
-LAUNCH = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
-launch = LAUNCH if args.mpi else []
-text = run(launch + [args.convoy, "calibrate", "--seconds", args.calibrate_seconds])
-words = [args.convoy, "bench", "--validate", "--seconds", args.seconds, "--out", raw]
-text += run(launch + words + (["--only", args.only] if args.only else []))
+def launch(processes):
+    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(processes)] if args.mpi else []
+
+text = run(launch(2) + [args.convoy, "calibrate", "--seconds", args.calibrate_seconds])
+words = [args.convoy, "bench", "--validate", "--seconds", args.seconds, "--out", raw] + (["--only", args.only] if args.only else [])
+for processes in [2, 1] if args.mpi else [1]:
+    text += run(launch(processes) + words)
 
 calibration = "machine-mpi.toml" if args.mpi else "machine.toml"
 shutil.copy(os.path.join(folder, "cache", "convoy", calibration), os.path.join(folder, calibration))

@@ -5,8 +5,8 @@
     python3 run.py --table results/<date>-<machine>
 
 Trains resnet20 on CIFAR-10's binary files in DIR (any number of records) and unet on drawings of disks whose points are to be
-told from the rest, with each setting of `--winograd` and each seed. Writes raw.jsonl (the last line of every run) and table.md:
-the accuracy's mean and standard error over the seeds. Differences are taken seed by seed. Needs numpy.
+told from the rest, with each setting of `--winograd` and each seed. Writes raw.jsonl (the last line of every run; those that are
+there already are not repeated) and table.md: the accuracy's mean and standard error over the seeds. Differences are taken seed by seed. Needs numpy.
 """
 import argparse
 import json
@@ -55,11 +55,13 @@ def cases(args, work):
 def measure(args):
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
+    there = [json.loads(line) for line in open(out / "raw.jsonl")] if (out / "raw.jsonl").exists() else []
+    done_before = {(r["net"], r["seed"], r["winograd"]) for r in there}
     with tempfile.TemporaryDirectory() as work, open(out / "raw.jsonl", "a") as raw:
         work = pathlib.Path(work)
         for seed in range(1, args.seeds + 1):
             for net, flags in cases(args, work / "data"):
-                for tile in SETTINGS:
+                for tile in (tile for tile in SETTINGS if (net, seed, tile) not in done_before):
                     command = [args.convoy, "train", *flags, "--seed", str(seed), "--winograd", tile, "--folder", str(work / "runs"), "--json"]
                     done = subprocess.run(command, capture_output=True, text=True)
                     if done.returncode != 0:

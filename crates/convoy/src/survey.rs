@@ -136,8 +136,11 @@ pub fn tiles(
     let mut found: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
     let mut measured = 0;
     for &samples in samples {
+        let mut longest = Duration::ZERO;
         for probe in probes {
-            if measured > 0 && began.elapsed() > limit {
+            let start = began.elapsed();
+            // The next one may take as long as any.
+            if measured > 0 && start + longest > limit {
                 break;
             }
             progress()?;
@@ -145,6 +148,7 @@ pub fn tiles(
             for entry in measure(probe, samples, nodes)? {
                 found.entry(format!("{} {:?}", entry.family, entry.size)).or_default().push(entry);
             }
+            longest = longest.max(began.elapsed() - start);
         }
     }
     Ok((Table { entries: found.into_values().map(middle).collect() }, measured))

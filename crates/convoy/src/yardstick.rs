@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Errors};
 use crate::words::median;
+use crate::world::World;
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::Moment;
 use convoy_net::layers::{Activation, BatchNorm, Convolution, FullyConnected, GlobalAveragePool};
@@ -43,13 +44,21 @@ impl Yardstick {
         let engines = ranks.map(engine).collect();
         let mut yardstick = Yardstick { engines, looks: Default::default(), images, targets };
         // The first touch of memory is like no other.
-        yardstick.seconds(cores)?;
+        yardstick.own_seconds(cores)?;
         Ok(yardstick)
     }
 
-    /// Seconds of a step on each of so many cores, at the same time: on average over some, of which the first finds others' data in the
-    /// caches.
-    pub fn seconds(&mut self, cores: usize) -> Result<f64, Errors> {
+    /// Seconds of a step on each of so many cores, at the same time. Processes have their shares of them, and do it together.
+    pub fn seconds(&mut self, world: &World, cores: usize) -> Result<f64, Errors> {
+        world.meet()?;
+        match world.communicator() {
+            Some(communicator) if communicator.rank() >= cores => Ok(f64::NAN),
+            _ => self.own_seconds((cores / world.ranks().unwrap_or(1)).max(1)),
+        }
+    }
+
+    /// The same of this process alone: on average over some, of which the first finds others' data in the caches.
+    fn own_seconds(&mut self, cores: usize) -> Result<f64, Errors> {
         let batch = Batch { images: &self.images, targets: &self.targets };
         let moment = Moment { seed: 1, step: 1, learning_rate: 0.0 };
         let began = Instant::now();
@@ -64,9 +73,9 @@ impl Yardstick {
     }
 
     /// Looks once, on one core and on all.
-    pub fn look(&mut self) -> Result<(), Errors> {
+    pub fn look(&mut self, world: &World) -> Result<(), Errors> {
         for (place, cores) in [1, self.engines.len()].into_iter().enumerate() {
-            let seconds = self.seconds(cores)?;
+            let seconds = self.seconds(world, cores)?;
             self.looks[place].push(seconds);
         }
         Ok(())

@@ -131,11 +131,9 @@ impl Bed<'_> {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// How much faster the yardstick is than when the computer was calibrated, with so many cores, of which each process has its share.
+    /// How much faster the yardstick is than when the computer was calibrated, with so many cores.
     fn speed(&mut self, cores: usize) -> Result<f64, Errors> {
-        let share = (cores / self.world.ranks().unwrap_or(1)).max(1);
-        self.world.meet()?;
-        let now = self.yardstick.seconds(share)?;
+        let now = self.yardstick.seconds(self.world, cores)?;
         let then = Ratios { alone: self.machine.yardstick_seconds[0], together: self.machine.yardstick_seconds[1] };
         Ok(then.with(cores, self.machine.groups[0].cores) / now)
     }

@@ -24,6 +24,9 @@ const SAMPLES: [usize; 2] = [8, 1];
 
 /// Layers between two looks at the yardstick.
 const LAYERS_A_LOOK: u64 = 12;
+/// What the first rank tells the others.
+const LOOK: u64 = 1;
+const ENOUGH: u64 = 0;
 
 pub fn definition() -> Command {
     Command::new("calibrate")
@@ -65,11 +68,14 @@ fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {
             (survey::computers(communicator)?, processes)
         }
     };
-    // Tiles are the same on all ranks: the first measures, the others wait.
+    let mut yardstick = Yardstick::new(machine.groups[0].cores)?;
+    // Tiles are the same on all ranks: the first measures, the others wait, or look at the yardstick with it.
     if !world.is_first() {
+        while world.told_number(0)? == LOOK {
+            yardstick.look(world)?;
+        }
         return Ok(());
     }
-    let mut yardstick = Yardstick::new(machine.groups[0].cores)?;
     let networks = NETWORKS.iter().filter_map(|name| zoo::model(name, ModelOptions::default()).ok());
     let probes = survey::probes(&networks.map(|network| network.fused()).collect::<Vec<Network>>());
     let layers = probes.len() * SAMPLES.len();
@@ -78,9 +84,14 @@ fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {
     let left = Duration::from_secs(limit as u64).saturating_sub(began.elapsed());
     let progress = || {
         bar.inc(1);
-        if bar.position() % LAYERS_A_LOOK == 1 { yardstick.look() } else { Ok(()) }
+        if bar.position() % LAYERS_A_LOOK != 1 {
+            return Ok(());
+        }
+        world.told_number(LOOK)?;
+        yardstick.look(world)
     };
     let (table, measured) = survey::tiles(&probes, &SAMPLES, &machine.groups[0], left, progress)?;
+    world.told_number(ENOUGH)?;
     bar.finish_and_clear();
     machine.table = table;
     machine.yardstick_seconds = yardstick.medians();
