@@ -35,7 +35,7 @@ pub fn definition() -> Command {
             Arg::new("strategies")
                 .long("strategies")
                 .value_name("LIST")
-                .default_value("data;spatial")
+                .default_value("data;filter")
                 .help("strategies, with semicolons between them"),
         )
         .arg(Arg::new("growing").long("growing").action(ArgAction::SetTrue).help("over nodes: the batch is that of one node"))
