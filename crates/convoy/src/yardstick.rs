@@ -19,8 +19,11 @@ use std::time::Instant;
 const SAMPLES: usize = 4;
 const STEPS: usize = 3;
 
-/// An engine for each core.
-pub struct Yardstick {
+/// An engine for each core; of several processes on a computer each has its share of them.
+pub struct Yardstick<'a> {
+    world: &'a World,
+    /// Of a computer.
+    cores: usize,
     engines: Vec<Engine>,
     /// What was seen so far, on one core and on all.
     looks: [Vec<f64>; 2],
@@ -28,8 +31,8 @@ pub struct Yardstick {
     targets: Vec<f32>,
 }
 
-impl Yardstick {
-    pub fn new(cores: usize) -> Result<Yardstick, Errors> {
+impl Yardstick<'_> {
+    pub fn new(world: &World, cores: usize) -> Result<Yardstick<'_>, Errors> {
         let network = block();
         let options = Options::plain(SAMPLES);
         let program = lower(&network, &Strategy::single(&network), Rank(0), &options).map_err(Error::from)?;
@@ -40,20 +43,20 @@ impl Yardstick {
             state::put_initial_weights(&mut engine, &network, 1);
             engine
         };
-        let ranks = (0..cores).flat_map(|_| convoy_comm::threads(1));
-        let engines = ranks.map(engine).collect();
-        let mut yardstick = Yardstick { engines, looks: Default::default(), images, targets };
+        let share = (cores / world.ranks_per_node(1)).max(1);
+        let engines = (0..share).flat_map(|_| convoy_comm::threads(1)).map(engine).collect();
+        let mut yardstick = Yardstick { world, cores, engines, looks: Default::default(), images, targets };
         // The first touch of memory is like no other.
-        yardstick.own_seconds(cores)?;
+        yardstick.own_seconds(share)?;
         Ok(yardstick)
     }
 
-    /// Seconds of a step on each of so many cores, at the same time. Processes have their shares of them, and do it together.
-    pub fn seconds(&mut self, world: &World, cores: usize) -> Result<f64, Errors> {
-        world.meet()?;
-        match world.communicator() {
+    /// Seconds of a step on each of so many cores of a computer, at the same time, as rank 0 sees it. All processes call it together.
+    pub fn seconds(&mut self, cores: usize) -> Result<f64, Errors> {
+        self.world.meet()?;
+        match self.world.communicator() {
             Some(communicator) if communicator.rank() >= cores => Ok(f64::NAN),
-            _ => self.own_seconds((cores / world.ranks().unwrap_or(1)).max(1)),
+            _ => self.own_seconds((cores / self.world.ranks_per_node(1)).max(1)),
         }
     }
 
@@ -73,9 +76,9 @@ impl Yardstick {
     }
 
     /// Looks once, on one core and on all.
-    pub fn look(&mut self, world: &World) -> Result<(), Errors> {
-        for (place, cores) in [1, self.engines.len()].into_iter().enumerate() {
-            let seconds = self.seconds(world, cores)?;
+    pub fn look(&mut self) -> Result<(), Errors> {
+        for (place, cores) in [1, self.cores].into_iter().enumerate() {
+            let seconds = self.seconds(cores)?;
             self.looks[place].push(seconds);
         }
         Ok(())

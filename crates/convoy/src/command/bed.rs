@@ -3,7 +3,6 @@
 use super::bench::{LEARNING_RATE, SEED, WARM_UP, batch_of};
 use crate::error::{Error, Errors};
 use crate::links::Transport;
-use crate::machine;
 use crate::words::median;
 use crate::world::World;
 use crate::yardstick::Yardstick;
@@ -25,7 +24,7 @@ pub struct Bed<'a> {
     pub world: &'a World,
     pub transport: Transport,
     pub machine: Machine,
-    pub yardstick: Yardstick,
+    pub yardstick: Yardstick<'a>,
     /// How long steps are measured, three at least.
     pub seconds: f64,
 }
@@ -46,7 +45,7 @@ struct Member {
 }
 
 /// What steps of all ranks together took.
-pub struct Measured {
+pub struct StepTimes {
     /// Of each step.
     pub seconds: Vec<f64>,
     /// Beside each step: how much faster the yardstick was than when the computer was calibrated.
@@ -77,10 +76,10 @@ impl Bed<'_> {
             state::put_initial_weights(&mut engine, network, SEED);
             members.push(Member { engine, images, targets });
         }
-        Ok(Crew { members, cores: (strategy.ranks * threads).min(machine::cores()), steps: 0 })
+        Ok(Crew { members, cores: (strategy.ranks * threads).min(self.machine.groups[0].cores), steps: 0 })
     }
 
-    pub fn measure(&mut self, crew: &mut Crew) -> Result<Measured, Errors> {
+    pub fn measure(&mut self, crew: &mut Crew) -> Result<StepTimes, Errors> {
         let own = crew.members.iter().map(|member| member.engine.bytes()).max().unwrap_or(0);
         let planned_bytes = self.world.most(own as u64)? as usize;
         let (mut seconds, mut speeds) = (vec![], vec![]);
@@ -96,7 +95,7 @@ impl Bed<'_> {
             before = after;
             let enough = seconds.len() >= 3 && began.elapsed().as_secs_f64() > self.seconds;
             if self.world.told_number(u64::from(enough))? == 1 {
-                return Ok(Measured { seconds, speeds, planned_bytes });
+                return Ok(StepTimes { seconds, speeds, planned_bytes });
             }
         }
     }
@@ -133,7 +132,7 @@ impl Bed<'_> {
 
     /// How much faster the yardstick is than when the computer was calibrated, with so many cores.
     fn speed(&mut self, cores: usize) -> Result<f64, Errors> {
-        let now = self.yardstick.seconds(self.world, cores)?;
+        let now = self.yardstick.seconds(cores)?;
         let then = Ratios { alone: self.machine.yardstick_seconds[0], together: self.machine.yardstick_seconds[1] };
         Ok(then.with(cores, self.machine.groups[0].cores) / now)
     }

@@ -68,11 +68,11 @@ fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {
             (survey::computers(communicator)?, processes)
         }
     };
-    let mut yardstick = Yardstick::new(machine.groups[0].cores)?;
+    let mut yardstick = Yardstick::new(world, machine.groups[0].cores)?;
     // Tiles are the same on all ranks: the first measures, the others wait, or look at the yardstick with it.
     if !world.is_first() {
         while world.told_number(0)? == LOOK {
-            yardstick.look(world)?;
+            yardstick.look()?;
         }
         return Ok(());
     }
@@ -88,7 +88,7 @@ fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {
             return Ok(());
         }
         world.told_number(LOOK)?;
-        yardstick.look(world)
+        yardstick.look()
     };
     let (table, measured) = survey::tiles(&probes, &SAMPLES, &machine.groups[0], left, progress)?;
     world.told_number(ENOUGH)?;

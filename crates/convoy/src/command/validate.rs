@@ -8,12 +8,11 @@
 //! For each network the strategy that the planner chooses is among the cases: how much slower it is than the best one measured is
 //! its regret.
 
-use super::bed::{Bed, Crew, Measured};
+use super::bed::{Bed, Crew, StepTimes};
 use super::say;
 use crate::calibration;
 use crate::error::{Error, Errors};
 use crate::links::Transport;
-use crate::machine;
 use crate::words::{median, percent, table};
 use crate::world::World;
 use crate::yardstick::Yardstick;
@@ -70,11 +69,6 @@ impl Case {
         format!("{} {} {}x{} {}", self.network, self.batch, self.ranks, self.threads, self.words)
     }
 
-    /// Whether ranks have a core for each of their threads.
-    fn has_cores(&self) -> bool {
-        self.ranks * self.threads <= machine::cores()
-    }
-
     fn network(&self) -> Result<Network, Error> {
         Ok(zoo::model(self.network, ModelOptions::default())?.fused())
     }
@@ -89,8 +83,10 @@ struct Row {
     case: Case,
     strategy: Strategy,
     predicted: Estimate,
-    measured: Measured,
+    measured: StepTimes,
     transport: Transport,
+    /// Whether ranks have a core for each of their threads.
+    has_cores: bool,
 }
 
 impl Row {
@@ -109,7 +105,8 @@ impl Row {
         };
         let predicted = simulate(&question, false).map_err(Error::from)?.estimate;
         let measured = bed.measure(&mut case.crew(&strategy, bed)?)?;
-        Ok(Row { strategy, case, predicted, measured, transport: bed.transport })
+        let has_cores = case.ranks * case.threads <= bed.machine.groups[0].cores;
+        Ok(Row { strategy, case, predicted, measured, transport: bed.transport, has_cores })
     }
 
     fn measured(&self) -> f64 {
@@ -161,8 +158,8 @@ pub fn run(validate: &Validate, world: &World, json: bool) -> Result<(), Errors>
     let transport = if world.ranks().is_some() { Transport::Mpi } else { Transport::Threads };
     let known = if world.is_first() { Some(calibrated(transport)?.to_toml().into_bytes()) } else { None };
     let machine = Machine::from_toml(&String::from_utf8_lossy(&world.told(known)?)).map_err(Error::from)?;
-    let mut bed =
-        Bed { world, transport, machine, yardstick: Yardstick::new(machine::cores())?, seconds: validate.seconds };
+    let yardstick = Yardstick::new(world, machine.groups[0].cores)?;
+    let mut bed = Bed { world, transport, machine, yardstick, seconds: validate.seconds };
     let can_be_run = |case: &Case| world.ranks().is_none_or(|processes| processes == case.ranks);
     let mut rows: Vec<Row> = vec![];
     for case in cases().filter(|case| can_be_run(case) && validate.wants(case)) {
@@ -198,7 +195,7 @@ fn report(rows: &[Row], regrets: &[Regret], json: bool) -> Result<(), Errors> {
         "memory",
     ];
     say(&table(&header, &[3, 9], rows.iter().map(Row::cells).collect()))?;
-    let (own, shared): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.case.has_cores());
+    let (own, shared): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.has_cores);
     for (what, rows) in [("a core for each thread", own), ("shared cores", shared)] {
         if !rows.is_empty() {
             say(&summary(what, &rows))?;
@@ -284,15 +281,15 @@ fn regrets(rows: &[Row], bed: &Bed) -> Result<Vec<Regret>, Errors> {
         let best = same.min_by(|&a, &b| rows[a].corrected().total_cmp(&rows[b].corrected()));
         // Ranks that are processes measured their own times: the first decides.
         let best = &rows[bed.world.told_number(best.expect("bug: the chosen one is among them") as u64)? as usize];
-        let regret = if best.strategy.name == chosen.strategy.name {
-            0.0
-        } else {
+        let mut regret = 0.0;
+        if best.strategy.name != chosen.strategy.name {
             let [mut own, mut other] = [chosen.case.crew(&chosen.strategy, bed)?, best.case.crew(&best.strategy, bed)?];
-            bed.ratio(&mut own, &mut other)? - 1.0
-        };
+            regret = bed.ratio(&mut own, &mut other)? - 1.0;
+        }
+        let best = if regret > 0.0 { best } else { chosen };
         let (network, batch) = (chosen.case.network, chosen.case.batch);
         let (chosen, best) = (chosen.strategy.name.clone(), best.strategy.name.clone());
-        regrets.push(Regret { network, batch, chosen, best, regret });
+        regrets.push(Regret { network, batch, chosen, best, regret: regret.max(0.0) });
     }
     Ok(regrets)
 }
