@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Percent of all threads' peak of fused multiply-adds, counted with the operations of the definition: Winograd may pass 100. Times are
-//! processor time of the threads (least of several runs), so that a shared machine disturbs little; what threads lose to
-//! waiting does not show. With `count` every tile runs once and nothing is timed: for `scripts/instructions`.
+//! processor time of the threads (each tile's least of several runs), so that a shared machine disturbs little; what threads
+//! lose to waiting does not show. With `count` every tile runs once and nothing is timed: for `scripts/instructions`.
 
 use convoy_kernels::{
     Geometry, Kernel, Layout, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Winograd, fast,
@@ -227,15 +227,15 @@ fn run_tile(kernel: &dyn Kernel, tile: usize, operands: &Operands, scratch: &mut
     kernel.run(tile, operands, scratch);
 }
 
-/// Least processor seconds of a stage in at most so many runs, divided by threads: at perfect balance.
+/// Processor seconds of a stage, divided by threads: at perfect balance. Each tile's are the least of at most so many runs.
 fn time(kernel: &dyn Kernel, stage: &Stage, operands: &Operands, (threads, most): (usize, usize)) -> f64 {
     let mut scratch: Vec<Memory> = (0..threads).map(|_| Memory::new(stage.scratch)).collect();
-    let mut best = f64::MAX;
+    let mut best = vec![f64::MAX; stage.tiles];
     let start = std::time::Instant::now();
     let mut runs = 0;
     while runs < most.min(3) || (runs < most && start.elapsed().as_secs_f64() < 0.5) {
         let next = AtomicUsize::new(0);
-        let seconds: f64 = std::thread::scope(|scope| {
+        let times: Vec<(usize, f64)> = std::thread::scope(|scope| {
             let handles: Vec<_> = scratch
                 .iter_mut()
                 .map(|memory| {
@@ -243,22 +243,25 @@ fn time(kernel: &dyn Kernel, stage: &Stage, operands: &Operands, (threads, most)
                     let scratch = unsafe { std::slice::from_raw_parts_mut(memory.data, stage.scratch) };
                     let next = &next;
                     scope.spawn(move || {
-                        let before = processor_seconds();
+                        let mut times = vec![];
+                        let mut before = processor_seconds();
                         loop {
                             let tile = next.fetch_add(1, Ordering::Relaxed);
                             if tile >= stage.tiles {
-                                break;
+                                return times;
                             }
                             run_tile(kernel, tile, operands, scratch);
+                            let after = processor_seconds();
+                            times.push((tile, after - before));
+                            before = after;
                         }
-                        processor_seconds() - before
                     })
                 })
                 .collect();
-            handles.into_iter().map(|h| h.join().expect("no thread fails")).sum()
+            handles.into_iter().flat_map(|h| h.join().expect("no thread fails")).collect()
         });
-        best = best.min(seconds / threads as f64);
+        times.into_iter().for_each(|(tile, seconds)| best[tile] = best[tile].min(seconds));
         runs += 1;
     }
-    best
+    best.iter().sum::<f64>() / threads as f64
 }

@@ -23,16 +23,19 @@ use std::ops::Range;
 
 /// Floats of the weights between two blocks at one tap.
 const PAIR: usize = BLOCK * BLOCK;
-/// Points of a strip.
+/// Points of a strip, and of one whose source would be more than the second-level cache holds.
 const STRIP: usize = 192;
+const STRIP_OF_MANY_CHANNELS: usize = 96;
 /// The axis of rows among samples, depths, rows, columns.
 const ROWS: usize = 2;
 /// Bytes of weights that stay in the first-level cache while a strip passes.
 const GROUP_BYTES: usize = 16 << 10;
-/// A strip of input above this leaves the second-level cache: then groups are outside and target blocks inside.
+/// The second-level cache.
+const SECOND_LEVEL_BYTES: usize = 512 << 10;
+/// A strip of input above this leaves it while target blocks pass: then groups are outside and target blocks inside.
 const SOURCE_BYTES: usize = 320 << 10;
-/// Work of a unit at most, in floating-point operations.
-const UNIT_FLOPS: f64 = 50e6;
+/// Work of a unit at most, in floating-point operations: every unit of a strip brings the strip's input into the caches again.
+const UNIT_FLOPS: f64 = 120e6;
 
 /// How weights are stored.
 #[derive(Clone, Debug)]
@@ -126,17 +129,20 @@ struct Strips {
 }
 
 impl Strips {
-    /// If sums are taken over so many rows at a time, these are one unit's; samples of few points have one sum anyway.
-    fn new(sizes: [usize; 4], summed_rows: Option<usize>) -> Strips {
+    /// Of points with so many channels to read. If sums are taken over so many rows at a time, these are one unit's; samples
+    /// of few points have one sum anyway.
+    fn new(sizes: [usize; 4], channels: usize, summed_rows: Option<usize>) -> Strips {
+        let many = 4 * STRIP * channels > SECOND_LEVEL_BYTES;
+        let strip = if many { STRIP_OF_MANY_CHANNELS } else { STRIP };
         let inner = |axis: usize| sizes[axis + 1..].iter().product::<usize>();
-        let axis = (0..4).find(|&a| inner(a) <= 2 * STRIP).expect("nothing is inside the last axis");
+        let axis = (0..4).find(|&a| inner(a) <= 2 * strip).expect("nothing is inside the last axis");
         if let Some(rows) = summed_rows.filter(|_| axis == ROWS) {
             let rows = rows.min(sizes[ROWS]);
             let divides = (1..=rows).filter(|piece| rows.is_multiple_of(*piece));
-            let piece = divides.min_by_key(|piece| (piece * inner(ROWS)).abs_diff(STRIP)).unwrap_or(1);
+            let piece = divides.min_by_key(|piece| (piece * inner(ROWS)).abs_diff(strip)).unwrap_or(1);
             return Strips { sizes, axis, piece, together: rows / piece };
         }
-        let most = (STRIP + inner(axis) / 2) / inner(axis).max(1);
+        let most = (strip + inner(axis) / 2) / inner(axis).max(1);
         let pieces = sizes[axis].div_ceil(most.max(1)).max(1);
         Strips { sizes, axis, piece: sizes[axis].div_ceil(pieces).max(1), together: 1 }
     }
@@ -204,7 +210,8 @@ impl Tables {
     fn new(spec: &Spec, phase: &Phase, summed_rows: Option<usize>) -> Tables {
         let (source, target) = (spec.source.1, spec.target.1);
         let [d, h, w] = &phase.0;
-        let strips = Strips::new([spec.samples.len(), d.count, h.count, w.count], summed_rows);
+        let sizes = [spec.samples.len(), d.count, h.count, w.count];
+        let strips = Strips::new(sizes, spec.pairs.inner.channels, summed_rows);
         let inner = spec.pairs.lines();
         let turn = matches!(spec.stored, Stored::BySource(_));
         // Taps of a window row lie side by side in the source and in the weights: one step takes them all.
