@@ -9,6 +9,7 @@ after the other, in processes of its own. A way's figure is the median over roun
 those of `convoy train` on synthetic data, from its metrics. Writes raw.jsonl and table.md.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -34,6 +35,8 @@ CASES = {
         ("1 rank, 2 threads", "threads", ["--threads", "2"]),
         ("2 ranks", "threads", TWO_RANKS),
         ("2 processes", "mpi", ONE),
+        ("2 ranks, batch norm local", "threads", [*TWO_RANKS, *LOCAL]),
+        ("2 that know nothing of each other, half a batch each", "alone", ONE),
     ]),
     "unet 512 spatial": (UNET, 1, 3, "1 rank, 2 threads", [
         ("1 rank, 2 threads", "threads", ["--threads", "2"]),
@@ -82,6 +85,14 @@ def convoy(args, kind, flags, batch, steps, folder, processes=2):
     return {"seconds": statistics.median(seconds), "all": seconds, "bytes_sent": found["bytes_sent"], "planned": found["planned_bytes"]}
 
 
+def alone(args, flags, batch, steps, folder):
+    """What ranks that never meet would take: two trainings at once, the slower of both."""
+    flags = [str(batch // 2) if before == "--batch" else word for before, word in zip([""] + flags, flags)]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        starts = [pool.submit(convoy, args, "threads", flags, batch // 2, steps, f"{folder}/{i}") for i in range(2)]
+        return max((start.result() for start in starts), key=lambda found: found["seconds"])
+
+
 def ddp(args, net, mode, layout, batch, steps):
     command = [sys.executable, DDP, net, "--batch", batch, "--procs", 2, "--threads", 1, "--mode", mode, "--layout", layout,
                "--steps", 3 if steps < 10 else 10, "--max-seconds", 40, "--json"]
@@ -99,7 +110,12 @@ def measure(args):
                 if args.only and args.only not in case:
                     continue
                 for name, kind, more in ways:
-                    found = ddp(args, *more, batch, steps) if kind == "ddp" else convoy(args, kind, [*flags, *more], batch, steps, folder)
+                    if kind == "ddp":
+                        found = ddp(args, *more, batch, steps)
+                    elif kind == "alone":
+                        found = alone(args, [*flags, *more], batch, steps, folder)
+                    else:
+                        found = convoy(args, kind, [*flags, *more], batch, steps, folder)
                     raw.write(json.dumps({"round": round_, "case": case, "way": name, **found}) + "\n")
                     raw.flush()
                     print(f"round {round_ + 1}: {case}: {name}: {found['seconds']:.4f} s", flush=True)
