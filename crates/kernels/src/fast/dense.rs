@@ -132,9 +132,10 @@ impl Strips {
     /// Of points with so many channels to read. If sums are taken over so many rows at a time, these are one unit's; samples
     /// of few points have one sum anyway.
     fn new(sizes: [usize; 4], channels: usize, summed_rows: Option<usize>) -> Strips {
-        let many = 4 * STRIP * channels > SECOND_LEVEL_BYTES;
-        let strip = if many { STRIP_OF_MANY_CHANNELS } else { STRIP };
         let inner = |axis: usize| sizes[axis + 1..].iter().product::<usize>();
+        // Rows stay whole, since sums are taken of whole ones.
+        let many = 4 * STRIP * channels > SECOND_LEVEL_BYTES && inner(ROWS) <= 2 * STRIP_OF_MANY_CHANNELS;
+        let strip = if many { STRIP_OF_MANY_CHANNELS } else { STRIP };
         let axis = (0..4).find(|&a| inner(a) <= 2 * strip).expect("nothing is inside the last axis");
         if let Some(rows) = summed_rows.filter(|_| axis == ROWS) {
             let rows = rows.min(sizes[ROWS]);

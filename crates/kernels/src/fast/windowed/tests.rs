@@ -215,6 +215,9 @@ fn outputs_are_summed_as_they_are_made() {
         (convolution(40, 3).groups(40), Shape([3, 40, 1, 45, 37])),
         (convolution(16, 3).groups(2), Shape([3, 8, 1, 36, 40])),
         (convolution(8, 1), Shape([2, 16, 1, 3, 384])),
+        // Many channels: shorter strips, but rows stay whole.
+        (convolution(16, 1), Shape([2, 700, 1, 14, 14])),
+        (convolution(16, 1), Shape([2, 700, 1, 2, 300])),
     ];
     for (number, (layer, input)) in cases.into_iter().enumerate() {
         for extra in [0, 1] {
