@@ -14,6 +14,8 @@ mod error;
 mod estimate;
 mod fold;
 mod machine;
+mod play;
+mod scene;
 mod script;
 mod simulate;
 mod sum;

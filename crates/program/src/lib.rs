@@ -19,9 +19,12 @@ mod memory;
 mod norm;
 mod parts;
 mod pieces;
+mod place;
 mod prioritise;
 mod program;
 mod reduce;
+mod stages;
+mod travel;
 mod update;
 
 pub use home::ParameterHome;

@@ -11,15 +11,15 @@ use crate::gather::Cut;
 use crate::holding::{Holding, holdings};
 use crate::home::ParameterHome;
 use crate::memory::MemoryPlan;
-use crate::norm::{NormOver, makes_statistics};
+use crate::norm::NormOver;
 use crate::parts::Parts;
 use crate::prioritise::prioritise;
 use crate::program::*;
 use crate::reduce::{Reduction, SumOrder};
 use convoy_kernels::fast::{self, Fast};
-use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
-use convoy_net::{AXES, Axis, Error, LayerId, Network, Region, Shape};
-use convoy_split::{Exchange, Rank, Strategy, reached};
+use convoy_kernels::{Geometry, Layout, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
+use convoy_net::{Axis, Error, LayerId, Network, Region, Shape};
+use convoy_split::{Rank, Strategy};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ pub(crate) struct Builder<'a> {
     /// By layer: what ranks have of it.
     pub parts: Vec<Parts>,
     /// By layer: the forms in which ranks have its output.
-    holdings: Vec<Vec<Holding>>,
+    pub holdings: Vec<Vec<Holding>>,
     /// By layer: whether consumers of its output gather gradients, rather than send them back.
     pub gathered: Vec<bool>,
     /// By layer: whether its output's gradient is wanted.
@@ -118,7 +118,7 @@ pub(crate) struct Builder<'a> {
     /// By layer: the batch norm that takes sums of its output, if this rank has the same part of both.
     pub norms: Vec<Option<LayerId>>,
     /// By layer: the ReLU that it applies itself. What would be before exists nowhere.
-    rectified: Vec<Option<LayerId>>,
+    pub rectified: Vec<Option<LayerId>>,
     pub geometries: Vec<Option<Arc<Geometry>>>,
     /// Gradients that are summed over ranks together.
     pub buckets: Vec<Bucket>,
@@ -126,7 +126,7 @@ pub(crate) struct Builder<'a> {
     pub complete: Vec<(Bucket, Option<Reduction>)>,
     pub found: HashMap<What, BufferId>,
     /// Gradients that hold something already: the next consumer adds.
-    begun: HashMap<What, ()>,
+    pub begun: HashMap<What, ()>,
     /// The piece of a layer that is being written down: each has internals of its own.
     piece: usize,
     images: Region,
@@ -174,12 +174,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn own(&self, layer: LayerId) -> Region {
+    pub fn own(&self, layer: LayerId) -> Region {
         self.parts[layer.0].owned[self.rank.0]
     }
 
     /// What this rank computes of a layer's output.
-    fn computed(&self, layer: LayerId) -> Region {
+    pub fn computed(&self, layer: LayerId) -> Region {
         self.parts[layer.0].computed[self.rank.0]
     }
 
@@ -189,7 +189,7 @@ impl<'a> Builder<'a> {
     }
 
     /// What this rank's computation of a layer writes, and the gradient it reads.
-    fn written(&self, l: LayerId) -> (What, What) {
+    pub fn written(&self, l: LayerId) -> (What, What) {
         match self.parts[l.0].are_partial() {
             true => (What::PartialTensor(l), What::PartialGradient(l)),
             false => (What::Tensor(l, 0), What::Gradient(l, 0)),
@@ -215,7 +215,7 @@ impl<'a> Builder<'a> {
         id
     }
 
-    fn tensor_buffer(&mut self, what: What, layout: &Layout) -> BufferId {
+    pub fn tensor_buffer(&mut self, what: What, layout: &Layout) -> BufferId {
         self.buffer_with(what, layout.len * 4, Home::Step, Some(layout.clone()))
     }
 
@@ -242,31 +242,6 @@ impl<'a> Builder<'a> {
         };
         if tiles > 0 {
             self.ops.push(Op { action, accesses, after: vec![], tiles, scratch, seconds, remaining: 0.0 });
-        }
-    }
-
-    /// Lays out tensors and says where each layer works.
-    fn place(&mut self) {
-        let layers = (0..self.network.layers.len()).map(LayerId);
-        layers.clone().for_each(|l| self.make_holdings(l));
-        for l in layers.clone() {
-            if let Some(relu) = self.rectified[l.0] {
-                self.found.insert(What::Tensor(l, 0), self.found[&What::Tensor(relu, 0)]);
-            }
-        }
-        for l in layers {
-            if !self.network.layers[l.0].inputs.is_empty() {
-                self.geometries[l.0] = Some(Arc::new(self.geometry(l)));
-            }
-        }
-        if self.options.mode == Mode::Train || self.is_sharded() {
-            self.buckets = self.plan_buckets();
-        }
-        if self.options.mode == Mode::Train {
-            self.lay_out_buckets();
-        }
-        if self.is_sharded() {
-            self.lay_out_shards();
         }
     }
 
@@ -323,342 +298,8 @@ impl<'a> Builder<'a> {
     }
 
     /// What a layer's internal operand is in the piece that is being written down.
-    fn internal(&self, subject: Subject, number: usize) -> What {
+    pub fn internal(&self, subject: Subject, number: usize) -> What {
         What::Internal(subject, self.piece * INTERNALS + number)
-    }
-
-    /// Lays out every form in which this rank has a tensor, and its gradient.
-    fn make_holdings(&mut self, l: LayerId) {
-        let own = self.own(l);
-        for k in 0..self.holdings[l.0].len() {
-            let needed = self.holdings[l.0][k].needed[self.rank.0];
-            let channels = needed.range(Axis::Channel);
-            let stored = or_no_samples(needed, channels, self.shapes[l.0]);
-            if self.rectified[l.0].is_none() {
-                self.tensor_buffer(What::Tensor(l, k), &self.layout_of(l, stored));
-            }
-            if self.wants_gradient[l.0] {
-                let mut stored = own_or_nothing(k, own);
-                stored = stored.hull(&self.held_gradient(l, k));
-                if k == 0 && !self.parts[l.0].are_partial() {
-                    stored = stored.hull(&self.gradient_margin(l));
-                }
-                let stored = or_no_samples(stored, channels, self.shapes[l.0]);
-                self.tensor_buffer(What::Gradient(l, k), &Layout::blocked(stored));
-            }
-        }
-        if self.parts[l.0].are_partial() {
-            let (computed, shape) = (self.computed(l), self.shapes[l.0]);
-            let channels = computed.range(Axis::Channel);
-            self.tensor_buffer(What::PartialTensor(l), &Layout::blocked(or_no_samples(computed, channels, shape)));
-            if self.wants_gradient[l.0] {
-                let stored = or_no_samples(computed.hull(&self.gradient_margin(l)), channels, shape);
-                self.tensor_buffer(What::PartialGradient(l), &Layout::blocked(stored));
-            }
-        }
-    }
-
-    /// Adds up what ranks computed, each over some of the input's channels, where it is owned. In the order of ranks, after
-    /// the owner's own part.
-    fn add_up(&mut self, l: LayerId) {
-        if !self.parts[l.0].are_partial() {
-            return;
-        }
-        let Parts { owned, computed, .. } = &self.parts[l.0];
-        let exchange = Exchange::between(computed, owned, self.shapes[l.0], [false; AXES]);
-        let target = self.found[&What::Tensor(l, 0)];
-        if !self.own(l).is_empty() {
-            self.clear(target, Region::EMPTY);
-        }
-        self.exchange(&exchange, What::PartialTensor(l), What::Tensor(l, 0), true, (l.0 as u64) << 16 | 1 << 11);
-    }
-
-    /// Gives every rank that computed a part of sums the gradient of all of them.
-    fn gather_gradient(&mut self, l: LayerId) {
-        if !self.parts[l.0].are_partial() {
-            return;
-        }
-        let Parts { owned, computed, .. } = &self.parts[l.0];
-        let exchange = Exchange::between(owned, computed, self.shapes[l.0], [false; AXES]);
-        let target = self.found[&What::PartialGradient(l)];
-        self.clear(target, self.computed(l));
-        self.exchange(&exchange, What::Gradient(l, 0), What::PartialGradient(l), false, (l.0 as u64) << 16 | 1 << 11);
-    }
-
-    /// How a region of a layer's output is stored: images of few channels are narrow.
-    fn layout_of(&self, l: LayerId, stored: Region) -> Layout {
-        let narrow = self.network.layers[l.0].inputs.is_empty() && self.shapes[l.0].channels() < convoy_kernels::BLOCK;
-        if narrow { Layout::image(stored) } else { Layout::blocked(stored) }
-    }
-
-    /// How far around what this rank owns the gradients of a layer's inputs look at its output's gradient.
-    fn gradient_margin(&self, l: LayerId) -> Region {
-        let inputs = self.network.input_shapes(l, self.shapes);
-        let layer = &self.network.layers[l.0];
-        let mut margin = Region::EMPTY;
-        let computed = self.computed(l);
-        if computed.is_empty() {
-            return margin;
-        }
-        for (i, input) in layer.inputs.iter().enumerate() {
-            if self.wants_gradient[input.0] {
-                let wanted = self.gradient_region(l, i);
-                let mut reached = reached(&layer.kind, &inputs, self.shapes[l.0], i, &wanted);
-                // Samples and channels have no margins.
-                for axis in [Axis::Sample, Axis::Channel] {
-                    let (start, end) = computed.range(axis);
-                    reached = reached.with(axis, start, end);
-                }
-                margin = margin.hull(&reached);
-            }
-        }
-        margin
-    }
-
-    /// The part of an input's gradient that a layer computes on this rank: of what it read. What lies beyond a zero edge has
-    /// none.
-    fn gradient_region(&self, l: LayerId, i: usize) -> Region {
-        let input = self.network.layers[l.0].inputs[i];
-        let read = self.parts[l.0].read(self.network, self.shapes, l, i, self.rank.0);
-        let held = self.held_gradient(input, self.holding_of(input, l, i).0);
-        let region = if self.gathers(l, i) { held } else { read.intersect(&held) };
-        or_no_samples(region, read.range(Axis::Channel), self.shapes[input.0])
-    }
-
-    /// The part of a holding's gradient that consumers compute on this rank.
-    fn held_gradient(&self, tensor: LayerId, k: usize) -> Region {
-        match k == 0 && self.gathered[tensor.0] {
-            true => self.own(tensor),
-            false => self.holdings[tensor.0][k].gradient_region(self.rank.0, self.shapes[tensor.0]),
-        }
-    }
-
-    /// The form in which a consumer reads a tensor.
-    pub fn holding_of(&self, tensor: LayerId, consumer: LayerId, position: usize) -> (usize, &Holding) {
-        let all = self.holdings[tensor.0].iter().enumerate();
-        let mut found = all.filter(|(_, h)| h.consumers.contains(&(consumer, position)));
-        found.next().expect("bug: a consumer without a holding")
-    }
-
-    fn layout(&self, what: What) -> &Layout {
-        let buffer = &self.buffers[self.found[&what].0];
-        buffer.layout.as_ref().expect("bug: tensors have layouts")
-    }
-
-    fn geometry(&self, l: LayerId) -> Geometry {
-        let layer = &self.network.layers[l.0];
-        let computed = self.computed(l);
-        // Where nothing is computed, the channels that would be read and written still say which parameters belong to this rank.
-        let output = |what: What| match computed.is_empty() {
-            false => self.layout(what).clone(),
-            true => self.layout_of(l, computed),
-        };
-        let (written, gradient) = self.written(l);
-        let mut inputs = vec![];
-        let mut input_gradients = vec![];
-        for (i, input) in layer.inputs.iter().enumerate() {
-            let (k, _) = self.holding_of(*input, l, i);
-            let shape = self.shapes[input.0];
-            let layout = match computed.is_empty() {
-                false => self.layout(What::Tensor(*input, k)).clone(),
-                true => self.layout_of(*input, self.parts[l.0].read(self.network, self.shapes, l, i, self.rank.0)),
-            };
-            inputs.push(Tensor { shape, layout });
-            let gradient = self.wants_gradient[input.0].then(|| {
-                let region = self.gradient_region(l, i);
-                match computed.is_empty() {
-                    false => (self.layout(What::Gradient(*input, k)).clone(), region),
-                    true => (Layout::blocked(region), region),
-                }
-            });
-            input_gradients.push(gradient);
-        }
-        Geometry {
-            layer: l.0,
-            mode: self.options.mode,
-            leaves: self.options.leaves,
-            winograd: self.options.winograd,
-            accumulate: vec![false; inputs.len()],
-            inputs,
-            output: Tensor { shape: self.shapes[l.0], layout: output(written) },
-            region: computed,
-            normed: self.normed(l),
-            summed: self.norms[l.0].is_some(),
-            rectified: self.rectified[l.0].is_some(),
-            output_gradient: self.wants_gradient[l.0].then(|| output(gradient)),
-            input_gradients,
-        }
-    }
-
-    /// Margins and halos of everything that will read a tensor.
-    fn fill(&mut self, l: LayerId) {
-        let inside = Region::whole(self.shapes[l.0]);
-        for k in 0..self.holdings[l.0].len() {
-            let target = self.found[&What::Tensor(l, k)];
-            self.clear(target, inside);
-            let exchange = self.holdings[l.0][k].exchange.clone();
-            self.exchange(
-                &exchange,
-                What::Tensor(l, 0),
-                What::Tensor(l, k),
-                false,
-                (l.0 as u64) << 16 | (k as u64) << 12,
-            );
-        }
-    }
-
-    fn clear(&mut self, target: BufferId, keep: Region) {
-        let all = whole(&self.buffers[target.0]);
-        if !all.is_empty() && !keep.contains(&all) {
-            self.push(Action::Clear { target, keep });
-        }
-    }
-
-    /// Moves regions from the holding `from` of the sources to `to` of the targets.
-    pub fn exchange(&mut self, exchange: &Exchange, from: What, to: What, add: bool, subject: u64) {
-        let me = self.rank;
-        let near = |what: What| matches!(what, What::Tensor(_, 0) | What::Gradient(_, 0));
-        let purpose = if near(from) && near(to) { Purpose::Halo } else { Purpose::Redistribution };
-        let tag = |i: usize| purpose.tag() | (add as u64) << 56 | subject << 20 | i as u64;
-        for (i, t) in exchange.transfers.iter().enumerate() {
-            if t.source == me && t.target == me {
-                let (source, target) = (self.found[&from], self.found[&to]);
-                self.push(Action::Copy { source, target, region: t.region, shift: t.shift, add });
-            } else if t.source == me {
-                let (message, part) = self.message(self.found[&from], t.region);
-                self.push(Action::Copy {
-                    source: self.found[&from],
-                    target: message,
-                    region: t.region,
-                    shift: [0; 5],
-                    add: false,
-                });
-                self.send(part, t.target, tag(i));
-            }
-        }
-        for (i, t) in exchange.transfers.iter().enumerate() {
-            if t.target == me && t.source != me {
-                let (message, part) = self.message(self.found[&to], t.region);
-                self.receive(part, t.source, tag(i));
-                self.push(Action::Copy {
-                    source: message,
-                    target: self.found[&to],
-                    region: t.region,
-                    shift: t.shift,
-                    add,
-                });
-            }
-        }
-    }
-
-    /// A message for a region, in blocks like those of `like`, without gaps.
-    fn message(&mut self, like: BufferId, region: Region) -> (BufferId, Part) {
-        let narrow = self.buffers[like.0].layout.as_ref().is_some_and(|l| l.block < convoy_kernels::BLOCK);
-        let layout = if narrow { Layout::image(region) } else { Layout::dense(region) };
-        let buffer = self.tensor_buffer(What::Message, &layout);
-        (buffer, Part { buffer, bytes: 0..layout.len * 4 })
-    }
-
-    /// Writes down stages with their operands; folds and reduces partial sums as they are made.
-    fn stages(&mut self, subject: Subject, stages: Vec<Stage>, geometry: &Arc<Geometry>) {
-        for stage in stages {
-            if stage.writes.contains(&Operand::OutputSums) {
-                self.make_output_sums(subject);
-            }
-            if self.has_sums(subject, &stage) {
-                self.fold(subject, &stage, geometry.region);
-                continue;
-            }
-            self.make(subject, &stage, geometry.region.size(Axis::Sample));
-            let mut used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
-            used.sort();
-            used.dedup();
-            let operands = used.into_iter().map(|o| (o, self.operand(subject, o))).collect();
-            self.push(Action::Compute { subject, geometry: geometry.clone(), stage: stage.clone(), operands });
-            self.fold(subject, &stage, geometry.region);
-            if let Subject::Layer(l) = subject {
-                self.share_running(l, &stage);
-            }
-        }
-    }
-
-    pub fn make(&mut self, subject: Subject, stage: &Stage, samples: usize) {
-        for make in &stage.makes {
-            match *make {
-                Make::Internal { number, bytes } => self.buffer(self.internal(subject, number), bytes),
-                Make::Partial { number, strips, columns } => {
-                    self.buffer(What::Sum(subject, number), columns * 8);
-                    self.buffer(What::Partial(subject, number), samples * strips * columns * 8)
-                }
-            };
-        }
-    }
-
-    /// Partial sums over this rank's samples into one, then over all ranks.
-    fn fold(&mut self, subject: Subject, stage: &Stage, region: Region) {
-        for make in &stage.makes {
-            if let Make::Partial { number, strips, columns } = *make {
-                let sum = self.buffer(What::Sum(subject, number), columns * 8);
-                let partial = self.found[&What::Partial(subject, number)];
-                let samples = region.start[0] as usize..region.end[0] as usize;
-                let (batch, leaves) = (self.options.batch, self.options.leaves);
-                self.push(Action::Fold { partial, sum, samples, batch, leaves, strips });
-                self.reduce_sum(subject, stage, number, sum);
-            }
-        }
-    }
-
-    fn reduce_sum(&mut self, subject: Subject, stage: &Stage, number: usize, sum: BufferId) {
-        let layer = match subject {
-            Subject::Layer(l) | Subject::Update(l, _) => l,
-            Subject::Loss => self.network.output(),
-        };
-        let (mut team, has_part) = self.team(layer);
-        let loss = matches!(subject, Subject::Loss) as u64;
-        if loss == 1 {
-            // Everyone is told.
-            team = (0..self.strategy.ranks).collect();
-        } else if makes_statistics(stage) {
-            team = self.norm_group(layer, self.rank.0);
-        }
-        let subject = (layer.0 as u64) << 12 | loss << 11 | 1 << 10 | number as u64;
-        self.reduce(sum, Number::Double, &team, &has_part, subject);
-    }
-
-    /// The ranks with which this one adds up sums of a layer, and by rank whether it has a part of them.
-    pub fn team(&self, l: LayerId) -> (Vec<usize>, Vec<bool>) {
-        let parts = &self.parts[l.0];
-        (parts.team(self.rank.0), parts.computed.iter().map(|r| !r.is_empty()).collect())
-    }
-
-    /// What a rank without a part of a layer still does: take part in the sums that others need.
-    fn stand_in(&mut self, l: LayerId, backward: bool) {
-        if self.is_idle(l) {
-            return;
-        }
-        let geometry = self.geometries[l.0].clone().expect("bug: no geometry");
-        let twin = fast::twin(&self.network.layers[l.0].kind);
-        let stages = if backward { twin.backward(&geometry) } else { twin.forward(&geometry) };
-        // Where nobody of a group has anything there are no statistics.
-        let empty = if geometry.normed == 0 { statistics(&stages) } else { vec![] };
-        for stage in stages {
-            for make in &stage.makes {
-                if let Make::Partial { number, columns, .. } = *make {
-                    let sum = self.buffer(What::Sum(Subject::Layer(l), number), columns * 8);
-                    self.reduce_sum(Subject::Layer(l), &stage, number, sum);
-                }
-            }
-            // Stages that only turn sums into parameters, or into their gradients, run everywhere: parameters stay alike.
-            let mut sums = stage.reads.iter().filter(|o| matches!(o, Operand::Sum(_))).peekable();
-            if sums.peek().is_some() && sums.all(|o| !empty.contains(o)) && !touches_tensors(&stage) {
-                self.make(Subject::Layer(l), &stage, 0);
-                let used = stage.reads.iter().chain(&stage.writes);
-                let operands = used.map(|o| (*o, self.operand(Subject::Layer(l), *o))).collect();
-                let (subject, geometry, stage) = (Subject::Layer(l), geometry.clone(), stage.clone());
-                self.push(Action::Compute { subject, geometry, stage, operands });
-            }
-            self.share_running(l, &stage);
-        }
     }
 
     pub fn operand(&mut self, subject: Subject, operand: Operand) -> BufferId {
@@ -750,15 +391,7 @@ impl<'a> Builder<'a> {
         let geometry = Arc::new(self.loss_geometry());
         let loss = self.network.loss;
         if geometry.region.is_empty() {
-            for stage in loss.forward(&geometry) {
-                for make in &stage.makes {
-                    if let Make::Partial { number, columns, .. } = *make {
-                        let sum = self.buffer(What::Sum(Subject::Loss, number), columns * 8);
-                        self.reduce_sum(Subject::Loss, &stage, number, sum);
-                    }
-                }
-            }
-            return;
+            return loss.forward(&geometry).iter().for_each(|stage| self.take_part(Subject::Loss, stage));
         }
         let target = self.target();
         self.push(Action::LoadTarget { target });
@@ -788,24 +421,6 @@ impl<'a> Builder<'a> {
             self.update_all(l);
         }
         self.update_buckets();
-    }
-
-    /// Brings home what consumers elsewhere added to a tensor's gradient, and clears its margins.
-    fn complete_gradient(&mut self, l: LayerId) {
-        for k in 0..self.holdings[l.0].len() {
-            // Nobody here wrote it, but others may send or expect parts of it.
-            if !self.begun.contains_key(&What::Gradient(l, k)) {
-                let target = self.found[&What::Gradient(l, k)];
-                self.clear(target, Region::EMPTY);
-            }
-        }
-        for k in usize::from(self.gathered[l.0])..self.holdings[l.0].len() {
-            let back = self.holdings[l.0][k].exchange.adjoint();
-            let subject = (l.0 as u64) << 16 | (k as u64) << 12;
-            self.exchange(&back, What::Gradient(l, k), What::Gradient(l, 0), true, subject);
-        }
-        let target = self.found[&What::Gradient(l, 0)];
-        self.clear(target, self.own(l));
     }
 
     fn layer_backward(&mut self, l: LayerId) {
@@ -842,21 +457,6 @@ impl<'a> Builder<'a> {
             let piece = Geometry { input_gradients: vec![gradient], ..geometry.clone() };
             let stages = twin.backward(&piece).split_off(before);
             self.write_piece(l, number, stages, piece);
-        }
-    }
-
-    /// By rank, whether it has a part of a parameter's gradient; nothing where the gradient is whole already.
-    pub fn gradient_parts(&self, l: LayerId, p: usize, backward: &[Stage]) -> Option<Vec<bool>> {
-        let makes_it = |s: &&Stage| s.writes.contains(&Operand::ParameterGradient(p));
-        let reads = backward.iter().find(makes_it).map_or(&[][..], |s| &s.reads);
-        let is_sum = |o: &Operand| matches!(o, Operand::Sum(_));
-        let of_group =
-            self.options.division.norm != NormOver::Global && reads.iter().any(|o| statistics(backward).contains(o));
-        match reads.iter().any(is_sum) {
-            _ if of_group => Some(self.first_of_groups(l)),
-            // What was derived from sums over the global batch.
-            true => None,
-            false => Some(self.team(l).1),
         }
     }
 
@@ -918,43 +518,9 @@ fn results(program: &Program) -> Vec<usize> {
     if program.mode == Mode::Evaluate { vec![measured, output] } else { vec![measured] }
 }
 
-/// A region, or where a rank has nothing of a tensor, no samples of some channels: they still say how parameters lie.
-fn or_no_samples(region: Region, (start, end): (isize, isize), shape: Shape) -> Region {
-    if !region.is_empty() {
-        return region;
-    }
-    Region::whole(shape).with(Axis::Sample, 0, 0).with(Axis::Channel, start, end)
-}
-
-/// Only the owner's holding stores what is owned.
-fn own_or_nothing(holding: usize, own: Region) -> Region {
-    if holding == 0 { own } else { Region::EMPTY }
-}
-
 /// Whether stages make sums over samples, or keep something for later passes: then they are not cut into pieces.
 fn keeps(stages: &[Stage]) -> bool {
     stages.iter().any(|s| !s.makes.is_empty() && !matches!(s.pass, Pass::Transform(_)))
-}
-
-/// The sums that stages take as statistics.
-fn statistics(stages: &[Stage]) -> Vec<Operand> {
-    let makes = stages.iter().filter(|s| makes_statistics(s)).flat_map(|s| &s.makes);
-    let sum = |make: &Make| match *make {
-        Make::Partial { number, .. } => Some(Operand::Sum(number)),
-        Make::Internal { .. } => None,
-    };
-    makes.filter_map(sum).collect()
-}
-
-/// Whether a stage reads or writes activations or their gradients.
-fn touches_tensors(stage: &Stage) -> bool {
-    let mut operands = stage.reads.iter().chain(&stage.writes);
-    operands.any(|o| {
-        matches!(
-            o,
-            Operand::Input(_) | Operand::Output | Operand::OutputGradient | Operand::InputGradient(_) | Operand::Target
-        )
-    })
 }
 
 /// A rough guess at one core's time: only the order of ready ops depends on it.
