@@ -292,22 +292,25 @@ impl Parts {
             }
             let start = if first == tiles.start { Start::Zero } else { Start::Held };
             let last = some.end == tiles.end;
+            let once = last && start == Start::Zero;
             // The last sums are transformed back while they are in the cache: then few blocks at a time.
             let at_once = if last { 2 } else { outer.len() };
             for group in (0..outer.len()).step_by(at_once) {
                 let group = group..(group + at_once).min(outer.len());
+                // Sums that are needed once may lie where others were.
+                let place = |i: usize| if once { i - group.start } else { i };
                 for q in 0..self.size.planes() {
                     for i in group.clone() {
                         let by = &by[q * r + i * self.block * BLOCK..];
-                        let sums = &mut sums[i * self.sums() + q * t..][..t];
+                        let sums = &mut sums[place(i) * self.sums() + q * t..][..t];
                         let narrow = self.pairs.outer.narrow(outer.start + i);
                         let lines = (&from[q * p..(q + 1) * p], by);
                         self.products(channels, narrow, 0..some.len(), lines, sums, start);
                     }
                 }
-                for i in group.filter(|_| last) {
+                for i in group.clone().filter(|_| last) {
                     let len = inner.len() * self.size.weights();
-                    self.back(channels, &sums[i * self.sums()..][..self.sums()], t, &mut into[i * len..][..len]);
+                    self.back(channels, &sums[place(i) * self.sums()..][..self.sums()], t, &mut into[i * len..][..len]);
                 }
             }
         }
