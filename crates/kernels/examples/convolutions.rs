@@ -35,7 +35,7 @@ fn main() {
     let most = if counts { 1 } else { 15 };
     // Others may be at work: the best of many.
     let rounds = if counts { 0 } else { 5 };
-    let peak = (0..rounds).map(|_| fma_peak_gflops(1)).fold(0.0, f64::max) * 1e9 * threads as f64;
+    let peak = (0..rounds).map(|_| fma_peak_gflops(threads)).fold(0.0, f64::max) * 1e9;
     let mut distinct: Vec<(Kind, Shape, bool, usize)> = vec![];
     for (i, layer) in network.layers.iter().enumerate() {
         let kind = &layer.kind;
