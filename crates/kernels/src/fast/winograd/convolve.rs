@@ -251,7 +251,8 @@ impl Convolve {
     ) {
         let rows = &self.offsets[..count];
         let one = |o: usize, group: usize| {
-            let panel = &weights[(o * self.size.planes() + q) * self.inner * PAIR..][..self.inner * PAIR];
+            let distance = plane(self.inner * BLOCK);
+            let panel = &weights[(o * self.size.planes() + q) * distance..][..self.inner * PAIR];
             let steps = &self.steps[group * GROUP..((group + 1) * GROUP).min(self.inner)];
             let sweep = Sweep {
                 a: from.as_ptr(),
@@ -452,7 +453,7 @@ impl Kernel for FromPlanes {
     }
 }
 
-/// Weights to planes: `[outer block][plane][inner block][inner 16][outer 16]`. A tile is one outer block.
+/// Weights to planes: `[outer block][plane][inner block][inner 16][outer 16]`, with a line between planes. A tile is one outer block.
 struct Weights {
     isa: &'static Isa,
     size: Size,
@@ -469,8 +470,12 @@ impl Weights {
         let to = Operand::Internal(spec.numbers[0]);
         Weights { isa: isa(), size: spec.size, pairs: spec.pairs.clone(), direction: spec.direction, to, inner, tiles }
     }
+    /// Floats of one outer block.
+    fn panel(&self) -> usize {
+        self.size.planes() * plane(self.inner * BLOCK)
+    }
     fn bytes(&self) -> usize {
-        4 * self.size.planes() * self.inner * self.tiles * PAIR
+        4 * self.tiles * self.panel()
     }
     fn work(&self) -> Work {
         let read = 4 * self.inner * self.tiles * self.size.weights();
@@ -481,9 +486,8 @@ impl Weights {
 impl Kernel for Weights {
     fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
         let weights = operands.floats(Operand::Parameter(0));
-        let panel = self.size.planes() * self.inner * PAIR;
         // SAFETY: a tile writes the panel of its own outer block.
-        let to = unsafe { operands.floats_mut(self.to, tile * panel..(tile + 1) * panel) };
+        let to = unsafe { operands.floats_mut(self.to, tile * self.panel()..(tile + 1) * self.panel()) };
         let transform = self.size.transforms(self.isa).weight;
         let mut flipped = [0f32; 25 * PAIR];
         let (taps_along, per_pair) = (self.size.taps(), self.size.weights());
@@ -500,7 +504,7 @@ impl Kernel for Weights {
                 }
                 taps = &*flipped;
             }
-            let distance = self.inner * PAIR;
+            let distance = plane(self.inner * BLOCK);
             for line in (0..PAIR).step_by(BLOCK) {
                 let to = &mut to[inner * PAIR + line..];
                 debug_assert!((self.size.planes() - 1) * distance + BLOCK <= to.len(), "bug: weights outside");
