@@ -8,8 +8,9 @@ use crate::BLOCK;
 use convoy_net::{Axis, Region, Shape};
 use std::ops::Range;
 
-/// Points of a strip, about.
+/// Points of a strip, about. Strips that are not a sample's only one are so many rows, or multiples: whole rows of Winograd's tiles.
 const POINTS: usize = 1024;
+const ROWS: usize = 4;
 
 /// Bytes that a tile should read: some 100 microseconds of one core.
 const TILE_BYTES: usize = 1 << 19;
@@ -46,7 +47,8 @@ impl Strips {
     /// Of a region of a tensor; `lines` is how many lines are read for each of the region.
     pub fn new(shape: Shape, region: &Region, lines: usize) -> Strips {
         let [_, _, depth, height, width] = shape.0;
-        let rows_of_strip = (POINTS / width.max(1)).max(1);
+        let rows = POINTS / width.max(1);
+        let rows_of_strip = if rows < depth * height { (rows / ROWS).max(1) * ROWS } else { rows };
         let [samples, channels, depths, here, columns] = region.shape().0;
         let row = |d: isize, h: isize| d as usize * height + h as usize;
         let [_, _, d, h, _] = region.start;

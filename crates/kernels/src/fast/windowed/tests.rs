@@ -3,7 +3,7 @@
 use crate::fast::isa;
 use crate::fast::strips::Strips;
 use crate::twin::{Numbers, Outcome, Problem, check, halves};
-use crate::{BLOCK, Geometry, Layout, Mode};
+use crate::{BLOCK, Geometry, Layout, Mode, Winograd};
 use convoy_net::layers::{Activation, Convolution, FullyConnected, TransposedConvolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
@@ -219,20 +219,26 @@ fn outputs_are_summed_as_they_are_made() {
         (convolution(16, 1), Shape([2, 700, 1, 14, 14])),
         (convolution(16, 1), Shape([2, 700, 1, 2, 300])),
     ];
-    for (number, (layer, input)) in cases.into_iter().enumerate() {
-        for extra in [0, 1] {
-            let problem =
-                Problem { seed: number as u64, extra, ..Problem::new(Kind::Convolution(layer.clone()), &[input]) };
-            let (values, plain) = (problem.values(), problem.geometry());
-            let whole = Region::whole(problem.output());
-            for region in [whole, whole.with(Axis::Sample, 1, whole.end[0])] {
-                let g = Geometry { summed: true, region, ..plain.clone() };
-                let expected = problem.fast_with(&values, &Geometry { region, ..plain.clone() });
-                let strips = Strips::new(g.output.shape, &region, 1);
-                for found in [problem.fast_with(&values, &g), isa::portably(|| problem.fast_with(&values, &g))] {
-                    assert_eq!(found.output.data, expected.output.data, "{problem:#?}");
-                    assert_eq!(found.sums.expect("sums"), sums(&expected, &strips), "{problem:#?}");
-                }
+    cases.into_iter().for_each(|(layer, input)| check_sums(layer, input, Winograd::Off));
+    // By stages and by blocks of tiles: strips of some rows of tiles, and of whole samples with parts of tiles.
+    for winograd in [Winograd::Two, Winograd::Four] {
+        check_sums(convolution(20, 3), Shape([3, 16, 1, 43, 50]), winograd);
+        check_sums(convolution(16, 3).no_bias(), Shape([40, 17, 1, 14, 15]), winograd);
+    }
+}
+
+fn check_sums(layer: Convolution, input: Shape, winograd: Winograd) {
+    for extra in [0, 1] {
+        let problem = Problem { extra, winograd, ..Problem::new(Kind::Convolution(layer.clone()), &[input]) };
+        let (values, plain) = (problem.values(), problem.geometry());
+        let whole = Region::whole(problem.output());
+        for region in [whole, whole.with(Axis::Sample, 1, whole.end[0])] {
+            let g = Geometry { summed: true, region, ..plain.clone() };
+            let expected = problem.fast_with(&values, &Geometry { region, ..plain.clone() });
+            let strips = Strips::new(g.output.shape, &region, 1);
+            for found in [problem.fast_with(&values, &g), isa::portably(|| problem.fast_with(&values, &g))] {
+                assert_eq!(found.output.data, expected.output.data, "{problem:#?}");
+                assert_eq!(found.sums.expect("sums"), sums(&expected, &strips), "{problem:#?}");
             }
         }
     }

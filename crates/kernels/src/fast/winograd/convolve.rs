@@ -1,7 +1,13 @@
 //! Convolutions in the transform domain: forward, and the input gradient on transposed, flipped weights.
+//!
+//! Where a batch norm reads the target, its sums are made strip by strip while the strip is near: tiles that are taken at once are then
+//! those of whole strips.
 
 use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, plane};
 use crate::fast::isa::{Isa, isa};
+use crate::fast::norm::COLUMNS;
+use crate::fast::norm_rows::Spread;
+use crate::fast::strips::{Strip, Strips};
 use crate::fast::sweep::{Start, Step, Sweep};
 use crate::fast::transforms::After;
 use crate::fast::weights::{Pairs, Side};
@@ -44,6 +50,8 @@ pub struct Convolution<'s> {
     pub accumulate: bool,
     /// Least and greatest result.
     pub clamp: Option<[f32; 2]>,
+    /// Strips of all targets whose sums a batch norm wants: made if that can be.
+    pub sums: Option<Strips>,
     /// As the weights are stored.
     pub pairs: &'s Pairs,
     /// Numbers of the passes, and of the operands they make: weights in planes; if staged, source and target in planes.
@@ -113,10 +121,11 @@ impl Convolution<'_> {
             (vec![self.source.0, weights], fused.tiles(), fused.scratch(), fused.work())
         };
         let held = self.accumulate.then_some(self.target.0);
+        let sums = Sums::new(self).map(|_| Operand::OutputSums);
         stages.push(Stage {
             pass: self.last,
             reads: reads.into_iter().chain(self.bias).chain(held).collect(),
-            writes: vec![self.target.0],
+            writes: [self.target.0].into_iter().chain(sums).collect(),
             makes: vec![],
             tiles,
             scratch,
@@ -140,6 +149,58 @@ impl Convolution<'_> {
     }
 }
 
+/// Sums of targets.
+struct Sums {
+    strips: Strips,
+    region: Region,
+    /// First tiles of all strips, and the end.
+    firsts: Vec<usize>,
+    /// Offsets of a strip's points, row by row.
+    offsets: Vec<u32>,
+}
+
+impl Sums {
+    /// If they are wanted, and strips are whole rows of tiles in one plane.
+    fn new(spec: &Convolution) -> Option<Sums> {
+        let strips = spec.sums.clone()?;
+        let (grid, tile) = (Grid::new(spec.region, spec.size), spec.size.tile());
+        let [_, _, depth, height, width] = spec.region.shape().0;
+        let rows = strips.rows_of_strip.min(height);
+        if depth != 1 || spec.accumulate || strips.count > 1 && !rows.is_multiple_of(tile) {
+            return None;
+        }
+        let first = |strip: usize| {
+            strip / strips.count * grid.per_sample() + strip % strips.count * (rows / tile) * grid.count[1]
+        };
+        let all = spec.region.size(Axis::Sample) * strips.count;
+        let points = (0..rows).flat_map(|row| (0..width).map(move |column| row * spec.target.1.row + column * BLOCK));
+        Some(Sums {
+            firsts: (0..all).map(first).chain([grid.len()]).collect(),
+            offsets: points.map(|offset| offset as u32).collect(),
+            region: *spec.region,
+            strips,
+        })
+    }
+
+    /// Numbers of the strips whose tiles these are.
+    fn of(&self, tiles: &Range<usize>) -> Range<usize> {
+        self.firsts.partition_point(|first| *first < tiles.start)
+            ..self.firsts.partition_point(|first| *first < tiles.end)
+    }
+
+    /// Tiles in parts of whole strips, about `most` in each.
+    fn cut(&self, most: usize) -> Vec<Range<usize>> {
+        let mut parts: Vec<Range<usize>> = vec![];
+        for strip in self.firsts.windows(2) {
+            match parts.last_mut() {
+                Some(last) if strip[1] - last.start <= most + most / 3 => last.end = strip[1],
+                _ => parts.push(strip[0]..strip[1]),
+            }
+        }
+        parts
+    }
+}
+
 /// A convolution from windows of the source to tiles of the target.
 struct Convolve {
     isa: &'static Isa,
@@ -157,7 +218,9 @@ struct Convolve {
     outer: usize,
     /// The targets' channels.
     side: Side,
-    /// Tiles taken at once, and the offsets of their lines.
+    sums: Option<Sums>,
+    /// Tiles that are taken at once, how many there are at most, and the offsets of their lines.
+    parts: Vec<Range<usize>>,
     block: usize,
     offsets: Vec<u32>,
     steps: Vec<Step>,
@@ -172,7 +235,15 @@ impl Convolve {
             Direction::Forward => (spec.pairs.inner.channels, spec.pairs.outer),
             Direction::Backward => (spec.pairs.outer.channels, spec.pairs.inner),
         };
-        let block = if spec.staged() { grid.len() } else { even(grid.len(), at_once(spec.size, inner + outer)) };
+        let (sums, most) = (Sums::new(spec), at_once(spec.size, inner + outer));
+        let parts = match &sums {
+            Some(sums) if !spec.staged() => sums.cut(most),
+            _ => {
+                let block = if spec.staged() { grid.len() } else { even(grid.len(), most) }.max(1);
+                (0..grid.len()).step_by(block).map(|first| first..(first + block).min(grid.len())).collect()
+            }
+        };
+        let block = parts.iter().map(|part| part.len()).max().unwrap_or(0);
         let isa = isa();
         Convolve {
             isa,
@@ -197,6 +268,8 @@ impl Convolve {
             inner,
             outer,
             side,
+            sums,
+            parts,
             block,
             offsets: lines(block),
             // Filler channels are passed over.
@@ -282,6 +355,37 @@ impl Convolve {
         }
     }
 
+    /// One target block of some tiles, from planes `distance` apart whose first line is `from`'s, and the sums of their strips.
+    fn finish(&self, o: usize, tiles: Range<usize>, from: &[f32], distance: usize, operands: &Operands) {
+        let Some(sums) = &self.sums else { return self.output(o, tiles, from, distance, operands) };
+        for number in sums.of(&tiles) {
+            let strip = sums.firsts[number]..sums.firsts[number + 1];
+            self.output(o, strip.clone(), &from[(strip.start - tiles.start) * BLOCK..], distance, operands);
+            self.sum(sums, number, o, operands);
+        }
+    }
+
+    /// The sums of a strip that was just written.
+    fn sum(&self, sums: &Sums, number: usize, block: usize, operands: &Operands) {
+        let Sums { strips, region, .. } = sums;
+        let (sample, strip) = (number / strips.count, number % strips.count);
+        let row = strip * strips.rows_of_strip;
+        let rows = strips.rows_of_strip.min(region.size(Axis::Height) - row);
+        let [n, _, d, h, w] = region.start;
+        let at = self.layout.offset(n + sample as isize, block, d, h + row as isize, w);
+        let offsets = &sums.offsets[..rows * region.size(Axis::Width)];
+        let from = operands.slot(self.target).data as *const f32;
+        // SAFETY: these columns of this strip are this tile's alone.
+        let into = unsafe {
+            operands.doubles_mut(Operand::OutputSums, strips.place(Strip { n, sample, strip, block }, COLUMNS))
+        };
+        into.fill(0.0);
+        let (halves, _) = into.as_chunks_mut::<BLOCK>();
+        let halves: &mut [[f64; BLOCK]; 2] = halves.try_into().expect("bug: other columns");
+        // SAFETY: the strip's lines are inside the target, and nobody writes them any more.
+        unsafe { (self.isa.norm.moments)(&Spread { from: from.add(at), offsets }, None, halves) };
+    }
+
     /// One target block of some tiles, from planes `distance` apart whose first line is `from`'s.
     fn output(&self, o: usize, tiles: Range<usize>, from: &[f32], distance: usize, operands: &Operands) {
         let transform = self.size.transforms(self.isa).output;
@@ -325,7 +429,7 @@ struct Fused(Convolve);
 
 impl Fused {
     fn tiles(&self) -> usize {
-        self.0.tiles().div_ceil(self.0.block.max(1))
+        self.0.parts.len()
     }
     fn scratch(&self) -> usize {
         self.0.planes(self.0.inner) + self.0.planes(self.0.outer)
@@ -339,7 +443,7 @@ impl Fused {
 impl Kernel for Fused {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let c = &self.0;
-        let tiles = tile * c.block..((tile + 1) * c.block).min(c.tiles());
+        let tiles = c.parts[tile].clone();
         let (from, to) = scratch.split_at_mut(c.planes(c.inner));
         let data = operands.floats(c.source);
         let weights = operands.floats(c.weights);
@@ -353,7 +457,7 @@ impl Kernel for Fused {
                 c.products(plane, 0..c.outer, tiles.len(), &from[plane * p..(plane + 1) * p], weights, to.as_mut_ptr())
             };
         }
-        (0..c.outer).for_each(|o| c.output(o, tiles.clone(), &to[o * c.block * BLOCK..], q, operands));
+        (0..c.outer).for_each(|o| c.finish(o, tiles.clone(), &to[o * c.block * BLOCK..], q, operands));
     }
 }
 
@@ -448,7 +552,7 @@ impl Kernel for FromPlanes {
         let c = &self.0;
         let from = operands.floats(c.planes[1]);
         for o in tile * self.blocks()..((tile + 1) * self.blocks()).min(c.outer) {
-            c.output(o, 0..c.tiles(), &from[o * c.block * BLOCK..], plane(c.outer * c.block), operands);
+            c.finish(o, 0..c.tiles(), &from[o * c.block * BLOCK..], plane(c.outer * c.block), operands);
         }
     }
 }
