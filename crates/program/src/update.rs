@@ -82,3 +82,37 @@ impl Builder<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Action, Op, Options, Subject, lower};
+    use convoy_net::zoo;
+    use convoy_split::{Rank, Strategy};
+
+    /// The optimizer does not wait for the end of the backward pass, nor it for the optimizer: nine of ten updates have passes of
+    /// layers that may run beside them, and only one comes after all of these. More would cost memory, since what waits for an
+    /// update does so for its gradient's bytes.
+    #[test]
+    fn updates_run_beside_the_backward_pass() {
+        for (model, batch) in [("lenet", 128), ("resnet20", 128), ("vgg16", 8), ("unet", 2), ("resnet50", 16)] {
+            let net = zoo::model(model, Default::default()).unwrap().fused();
+            let strategy = Strategy::parse("data", 1, &net, &net.shapes(batch).unwrap()).unwrap();
+            let program = lower(&net, &strategy, Rank(0), &Options::plain(batch)).unwrap();
+            let ancestors = program.ancestors();
+            let all = |is: &dyn Fn(&Op) -> bool| {
+                program.ops.iter().enumerate().filter(|(_, op)| is(op)).map(|(o, _)| o).collect::<Vec<usize>>()
+            };
+            let updates = all(&|op| matches!(op.action, Action::Update { .. }));
+            let passes = all(&|op| matches!(op.action, Action::Compute { subject: Subject::Layer(_), .. }));
+            let beside = |u: &&usize| passes.iter().any(|p| !ancestors[**u].get(*p) && !ancestors[*p].get(**u));
+            let overlapped = updates.iter().filter(beside).count();
+            assert!(
+                overlapped + updates.len().div_ceil(10) >= updates.len(),
+                "{model}: {overlapped} of {} updates",
+                updates.len()
+            );
+            let last = passes.last().expect("a network has passes");
+            assert_eq!(updates.iter().filter(|u| ancestors[**u].get(*last)).count(), 1, "{model}: updates at the end");
+        }
+    }
+}
