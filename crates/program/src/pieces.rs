@@ -106,11 +106,18 @@ mod tests {
             deep.push(format!("relu{i}"), Kind::Activation(Activation::Relu));
         }
         let resnet = zoo::model("resnet20", Default::default()).unwrap().fused();
-        // Tiles of Winograd's algorithm are 4 x 4: blocks of resnet20's last layers have no whole one inside.
+        // Tiles of Winograd's algorithm are 4 x 4: blocks of resnet20's last layers have no whole one inside, but those of larger images.
+        let input = Some(vec![3, 96, 96]);
+        let large = zoo::model("resnet20", zoo::ModelOptions { input, ..Default::default() }).unwrap().fused();
         for (net, strategy, ranks, winograd) in [
             (&deep, "spatial", 2, Winograd::Off),
             (&deep, "spatial:2x2", 4, Winograd::Off),
+            (&deep, "spatial", 2, Winograd::Four),
+            (&deep, "spatial:2x2", 4, Winograd::Four),
             (&deep, "spatial:1x2", 2, Winograd::Four),
+            (&deep, "spatial:2x2", 4, Winograd::Two),
+            (&large, "spatial", 2, Winograd::Four),
+            (&large, "spatial:2x2", 4, Winograd::Four),
             (&resnet, "spatial", 2, Winograd::Off),
             (&resnet, "spatial:2x2", 4, Winograd::Off),
         ] {
