@@ -34,5 +34,6 @@ pub use norm::{NormOver, TOLD};
 pub use prioritise::longest_paths;
 pub use program::{
     Access, Action, Buffer, BufferId, Home, KeptAt, Number, Op, OpId, Part, Program, Purpose, Shard, Subject, What,
+    layer_of,
 };
 pub use reduce::SumOrder;

@@ -55,6 +55,12 @@ impl Purpose {
     }
 }
 
+/// The layer whose tensor, sum or parameter a program's tag says that a message carries; of a bucket it is the first one's. Below
+/// it are a message's number and what tells holdings and parameters apart, above it which way it goes.
+pub fn layer_of(tag: u64) -> LayerId {
+    LayerId((tag >> 36 & 0xf_ffff) as usize)
+}
+
 /// Whose computation it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Subject {

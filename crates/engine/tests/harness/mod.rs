@@ -3,15 +3,15 @@
 
 use convoy_comm::{Communicator, Kind};
 use convoy_engine::{Batch, Engine, Settings};
-use convoy_kernels::{Mode, Moment, Update, fast};
+use convoy_kernels::{Mode, Moment, Update, Winograd, fast};
 use convoy_net::layers::*;
-use convoy_net::{Axis, Kind as Layer, LayerId, Network, Region};
-use convoy_program::{Division, Options, Program, Purpose, What, lower};
+use convoy_net::{Axis, Kind as Layer, LayerId, Network, Parameter, Region};
+use convoy_program::{Action, BufferId, Division, Options, Program, Purpose, Subject, What, layer_of, lower};
 use convoy_split::{Rank, Strategy};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// A number that looks random, from where it stands.
-fn number(seed: u64, at: &[usize]) -> f32 {
+pub fn number(seed: u64, at: &[usize]) -> f32 {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
     for &i in at {
         x = (x ^ i as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,6 +26,9 @@ const UPDATE: Update = Update::Sgd { momentum: 0.9, nesterov: false, weight_deca
 #[derive(Clone, Copy)]
 pub struct Way {
     pub batch: usize,
+    /// The batch of every fifth step, if it is another one: the last of an epoch of five.
+    pub last: Option<usize>,
+    pub winograd: Winograd,
     pub threads: usize,
     pub settings: Settings,
     pub division: Division,
@@ -36,7 +39,16 @@ pub struct Way {
 
 /// One worker in each rank.
 pub fn plain(batch: usize) -> Way {
-    Way { batch, threads: 1, settings: Settings::default(), division: Division::default(), update: UPDATE, first: 0 }
+    Way {
+        batch,
+        last: None,
+        winograd: Winograd::default(),
+        threads: 1,
+        settings: Settings::default(),
+        division: Division::default(),
+        update: UPDATE,
+        first: 0,
+    }
 }
 
 /// What programs are made for.
@@ -71,7 +83,7 @@ pub fn targets(network: &Network, program: &Program, step: usize, first: usize) 
     dense(&region, first, |at| number(step as u64 + 77, &at))
 }
 
-fn dense(region: &Region, first: usize, value: impl Fn([usize; 5]) -> f32) -> Vec<f32> {
+pub fn dense(region: &Region, first: usize, value: impl Fn([usize; 5]) -> f32) -> Vec<f32> {
     let s = region.shape().0;
     let region = region.shifted([first as isize, 0, 0, 0, 0]);
     let at = |i: usize| {
@@ -86,8 +98,17 @@ fn dense(region: &Region, first: usize, value: impl Fn([usize; 5]) -> f32) -> Ve
     (0..region.len()).map(|i| value(std::array::from_fn(|a| (at(i)[a] as isize + region.start[a]) as usize))).collect()
 }
 
-/// Gives an engine weights that depend on nothing but their place in the network.
-fn start(engine: &mut Engine, network: &Network) {
+/// A start that depends on nothing but a parameter's place in the network: its layer's name as a number, its own, an element's.
+fn start(parameter: &Parameter, at: [usize; 3]) -> f32 {
+    let fan = (parameter.len() / parameter.shape[0]).max(1) as f32;
+    match parameter.init {
+        convoy_net::Init::Constant(c) => c,
+        _ => number(9, &at) * 1.5 / fan.sqrt(),
+    }
+}
+
+/// Gives an engine weights.
+pub fn give(engine: &mut Engine, network: &Network, value: impl Fn(&Parameter, [usize; 3]) -> f32) {
     let shapes = network.shapes(1).unwrap();
     for (l, layer) in network.layers.iter().enumerate() {
         for (p, parameter) in network.parameters(LayerId(l), &shapes).iter().enumerate() {
@@ -95,15 +116,11 @@ fn start(engine: &mut Engine, network: &Network) {
             let packing = program.packing(network, LayerId(l), p);
             let places: Vec<usize> = parameter.runs(&program.share(LayerId(l), parameter)).flatten().collect();
             let name = layer.name.bytes().fold(0, |hash, byte| hash * 31 % 1_000_003 + byte as usize);
-            let fan = (parameter.len() / parameter.shape[0]).max(1) as f32;
             let at = program.kept_at(LayerId(l), p);
             let memory = engine.kept_mut(at.parameter).unwrap();
             for (&place, i) in packing.places.iter().zip(places) {
                 let Some(here) = at.index(place, memory.len()) else { continue };
-                memory[here] = match parameter.init {
-                    convoy_net::Init::Constant(c) => c,
-                    _ => number(9, &[name, p, i]) * 1.5 / fan.sqrt(),
-                };
+                memory[here] = value(parameter, [name, p, i]);
             }
         }
     }
@@ -112,25 +129,32 @@ fn start(engine: &mut Engine, network: &Network) {
 /// How to break a program on purpose.
 pub type Break = fn(&mut Program);
 
-/// A rank's engine with its program and first weights.
+/// A rank's engine with its programs and first weights.
 pub fn engine(network: &Network, strategy: &Strategy, way: Way, rank: Communicator, change: Break) -> Engine {
-    let options = Options { update: way.update, ..options(way.batch, way.division) };
-    let mut program = lower(network, strategy, Rank(rank.rank()), &options).unwrap();
-    assert_eq!(program.verify(), Ok(()));
-    change(&mut program);
-    let planned = program.kept_bytes() + program.memory.step_bytes + program.scratch() * 4 * way.threads;
-    let mut engine = Engine::new(network, vec![program], way.threads, rank, way.settings);
+    let program = |batch: usize| {
+        let options = Options { update: way.update, winograd: way.winograd, ..options(batch, way.division) };
+        let mut program = lower(network, strategy, Rank(rank.rank()), &options).unwrap();
+        assert_eq!(program.verify(), Ok(()));
+        change(&mut program);
+        program
+    };
+    let programs: Vec<Program> = [way.batch].into_iter().chain(way.last).map(program).collect();
+    let most = |of: fn(&Program) -> usize| programs.iter().map(of).max().unwrap();
+    // What stays from step to step is the same in all of them.
+    let planned = programs[0].kept_bytes() + most(|p| p.memory.step_bytes) + most(|p| p.scratch()) * 4 * way.threads;
+    let mut engine = Engine::new(network, programs, way.threads, rank, way.settings);
     assert_eq!(engine.bytes(), planned, "what is allocated is what was planned");
-    start(&mut engine, network);
+    give(&mut engine, network, start);
     engine
 }
 
 /// The losses of some steps.
-pub fn steps(network: &Network, engine: &mut Engine, first: usize, count: usize) -> Vec<f64> {
+pub fn steps(network: &Network, engine: &mut Engine, way: Way, count: usize) -> Vec<f64> {
     (0..count)
         .map(|step| {
-            let images = images(engine.program(0), step, first);
-            let targets = targets(network, engine.program(0), step, first);
+            let program = usize::from(way.last.is_some() && step % 5 == 4);
+            let images = images(engine.program(program), step, way.first);
+            let targets = targets(network, engine.program(program), step, way.first);
             let moment = Moment { seed: 5, step: step as u64, learning_rate: 0.05 };
             let kinds = [
                 (Kind::Reduction, Purpose::Reduction),
@@ -139,22 +163,69 @@ pub fn steps(network: &Network, engine: &mut Engine, first: usize, count: usize)
             ];
             let sent = |engine: &Engine| kinds.map(|(kind, _)| engine.communicator().sent(kind));
             let before = sent(engine);
-            let sums = engine.step(0, Batch { images: &images, targets: &targets }, moment).unwrap();
+            engine.record(program, 1);
+            let sums = engine.step(program, Batch { images: &images, targets: &targets }, moment).unwrap();
             let loss = fast::measure(&network.loss, sums).loss;
             for ((now, before), (kind, purpose)) in sent(engine).into_iter().zip(before).zip(kinds) {
-                let (bytes, messages) = engine.program(0).sent(purpose);
+                let (bytes, messages) = engine.program(program).sent(purpose);
                 let found = (now.bytes - before.bytes, now.messages - before.messages);
                 assert_eq!(found, (bytes as u64, messages as u64), "what is sent is what the program says, {kind:?}");
             }
+            let recording = engine.take_recording().unwrap();
+            assert_eq!(recording.lost, 0);
+            let talked = recording.lanes.last().unwrap().iter().map(|span| span.op as usize);
+            let program = engine.program(program);
+            assert_eq!(sent_by_layer(program, talked), said_by_layer(network, program), "bytes by layer");
             loss
         })
         .collect()
 }
 
-/// A rank's shares of parameters and states: by name the size of the whole, and values by their places in it.
-type Shares = Vec<(String, usize, Vec<(usize, f32)>)>;
+/// By purpose and layer: bytes and messages.
+type ByLayer = BTreeMap<(Purpose, LayerId), (usize, usize)>;
 
-fn kept(network: &Network, engine: &Engine) -> Shares {
+fn add_up(sends: impl Iterator<Item = (Purpose, LayerId, usize)>) -> ByLayer {
+    let mut all = ByLayer::new();
+    for (purpose, layer, len) in sends {
+        let (bytes, messages) = all.entry((purpose, layer)).or_default();
+        (*bytes, *messages) = (*bytes + len, *messages + 1);
+    }
+    all
+}
+
+/// What left in messages, by their tags. The step itself is recorded too, as no op.
+fn sent_by_layer(program: &Program, talked: impl Iterator<Item = usize>) -> ByLayer {
+    add_up(talked.filter_map(|op| match &program.ops.get(op)?.action {
+        Action::Send { from, tag, .. } => Some((Purpose::of(*tag), layer_of(*tag), from.bytes.len())),
+        _ => None,
+    }))
+}
+
+/// What a program has to send of each layer's tensors, sums and parameters, by the buffers that it comes from.
+fn said_by_layer(network: &Network, program: &Program) -> ByLayer {
+    let what = |buffer: BufferId| program.buffers[buffer.0].what;
+    let packed = program.ops.iter().filter_map(|op| match &op.action {
+        Action::Copy { source, target, .. } if what(*target) == What::Message => Some((*target, *source)),
+        _ => None,
+    });
+    let packed: HashMap<BufferId, BufferId> = packed.collect();
+    add_up(program.ops.iter().filter_map(|op| {
+        let Action::Send { from, tag, .. } = &op.action else { return None };
+        let layer = match what(packed.get(&from.buffer).copied().unwrap_or(from.buffer)) {
+            What::Tensor(l, _) | What::Gradient(l, _) | What::PartialTensor(l) | What::PartialGradient(l) => l,
+            What::Bucket(l, _) | What::Shard(l, _) | What::Parameter(l, _) | What::ParameterGradient(l, _) => l,
+            What::Sum(Subject::Layer(l) | Subject::Update(l, _), _) => l,
+            What::Sum(Subject::Loss, _) => network.output(),
+            other => panic!("nobody should send {other:?}"),
+        };
+        Some((Purpose::of(*tag), layer, from.bytes.len()))
+    }))
+}
+
+/// A rank's shares of parameters and states: by name the size of the whole, and values by their places in it.
+pub type Shares = Vec<(String, usize, Vec<(usize, f32)>)>;
+
+pub fn kept(network: &Network, engine: &Engine) -> Shares {
     let program = engine.program(0);
     let shapes = network.shapes(1).unwrap();
     let mut shares = vec![];
@@ -177,7 +248,7 @@ fn kept(network: &Network, engine: &Engine) -> Shares {
 }
 
 /// The whole of what ranks have shares of, and whether they agree where they have the same. Everything is somewhere.
-fn together(ranks: Vec<Shares>) -> (BTreeMap<String, Vec<f32>>, bool) {
+pub fn together(ranks: Vec<Shares>) -> (BTreeMap<String, Vec<f32>>, bool) {
     let mut whole: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
     let mut agree = true;
     for (name, len, values) in ranks.into_iter().flatten() {
@@ -201,30 +272,25 @@ pub fn run(network: &Network, strategy: &Strategy, way: Way, count: usize) -> Ou
 
 /// The same with a program that was changed.
 pub fn run_changed(network: &Network, strategy: &Strategy, way: Way, count: usize, change: Break) -> Outcome {
-    let mut communicators = convoy_comm::threads(strategy.ranks);
+    let ranks = on_ranks(strategy.ranks, |rank| {
+        let mut engine = engine(network, strategy, way, rank, change);
+        let losses = steps(network, &mut engine, way, count);
+        (losses, kept(network, &engine))
+    });
+    let (losses, shares): (Vec<Vec<f64>>, Vec<Shares>) = ranks.into_iter().unzip();
+    let (kept, agree) = together(shares);
+    let same_losses = losses.iter().all(|other| *other == losses[0]);
+    Outcome { losses: losses[0].clone(), kept, agree: agree && same_losses }
+}
+
+/// What each of some ranks returns, in order.
+pub fn on_ranks<T: Send>(ranks: usize, each: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+    let mut communicators = convoy_comm::threads(ranks);
     let others = communicators.split_off(1);
     std::thread::scope(|scope| {
-        let others: Vec<_> = others
-            .into_iter()
-            .map(|c| {
-                scope.spawn(move || {
-                    let mut engine = engine(network, strategy, way, c, change);
-                    let losses = steps(network, &mut engine, way.first, count);
-                    (losses, kept(network, &engine))
-                })
-            })
-            .collect();
-        let mut engine = engine(network, strategy, way, communicators.pop().unwrap(), change);
-        let losses = steps(network, &mut engine, way.first, count);
-        let mut shares = vec![kept(network, &engine)];
-        let mut same_losses = true;
-        for other in others {
-            let (other_losses, other_kept) = other.join().unwrap();
-            same_losses &= losses == other_losses;
-            shares.push(other_kept);
-        }
-        let (kept, agree) = together(shares);
-        Outcome { losses, kept, agree: agree && same_losses }
+        let others: Vec<_> = others.into_iter().map(|rank| scope.spawn(|| each(rank))).collect();
+        let first = each(communicators.pop().unwrap());
+        [first].into_iter().chain(others.into_iter().map(|other| other.join().unwrap())).collect()
     })
 }
 
