@@ -7,7 +7,7 @@
 //! - Every needed element that exists arrives exactly once, also from a rank to itself.
 //! - Transfers are sorted by (target, source): sums never depend on arrival.
 //!
-//! Knows nothing of tensors' layout, of transport, of time. Twin: the tests walk element by element.
+//! Knows nothing of tensors' layout, of transport, of time. Twin: `tests/walk.rs`, element by element.
 
 use crate::Rank;
 use convoy_net::{AXES, Region, Shape};
@@ -115,101 +115,7 @@ impl Exchange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Grid, Placement, read};
-    use convoy_net::{Edge, Kind, layers::Convolution};
-
-    fn points(r: &Region) -> impl Iterator<Item = [isize; AXES]> + use<> {
-        let (r, s) = (*r, r.shape().0);
-        (0..r.len()).map(move |i| {
-            let at = [
-                i / (s[1] * s[2] * s[3] * s[4]),
-                i / (s[2] * s[3] * s[4]) % s[1],
-                i / (s[3] * s[4]) % s[2],
-                i / s[4] % s[3],
-                i % s[4],
-            ];
-            std::array::from_fn(|a| r.start[a] + at[a] as isize)
-        })
-    }
-
-    /// Who owns and who needs each element, one by one.
-    fn walk(
-        owned: &[Region],
-        needed: &[Region],
-        shape: Shape,
-        periodic: [bool; AXES],
-    ) -> Vec<(usize, usize, [isize; AXES])> {
-        let mut moves = vec![];
-        for (target, need) in needed.iter().enumerate() {
-            for to in points(need) {
-                let from: [isize; AXES] =
-                    std::array::from_fn(|a| if periodic[a] { to[a].rem_euclid(shape.0[a] as isize) } else { to[a] });
-                for (source, own) in owned.iter().enumerate() {
-                    if points(own).any(|p| p == from) {
-                        moves.push((target, source, to));
-                    }
-                }
-            }
-        }
-        moves.sort();
-        moves
-    }
-
-    /// All windows on short axes, all numbers of ranks up to four, zero and periodic edges.
-    #[test]
-    fn exchanges_move_what_walking_moves() {
-        for size in 1..=6usize {
-            for ranks in 1..=4 {
-                for kernel in 1..=4 {
-                    for (stride, padding, edge) in [
-                        (1, 0, Edge::Zero),
-                        (1, 2, Edge::Zero),
-                        (2, 1, Edge::Zero),
-                        (3, 0, Edge::Zero),
-                        (1, 1, Edge::Periodic),
-                        (2, 1, Edge::Periodic),
-                    ] {
-                        let mut layer = Convolution::new(1, &[kernel, 1]);
-                        layer.windows.padding = vec![[padding, padding], [0, 0]];
-                        layer.windows.stride = vec![stride, 1];
-                        layer.edge = edge;
-                        let kind = Kind::Convolution(layer);
-                        let input = Shape([1, 1, 1, size, 2]);
-                        let Ok(output) = kind.operation().infer(&[input]) else { continue };
-                        let placement = Placement::over(Grid::rows(ranks));
-                        let owned = placement.owned(input, ranks);
-                        let needed: Vec<Region> = placement
-                            .owned(output, ranks)
-                            .iter()
-                            .map(|r| read(&kind, &[input], output, 0, r))
-                            .collect();
-                        let periodic = kind.operation().maps(&[input], output, 0).map(|m| m.edge() == Edge::Periodic);
-                        let exchange = Exchange::between(&owned, &needed, input, periodic);
-                        let mut moves: Vec<_> = exchange
-                            .transfers
-                            .iter()
-                            .flat_map(|t| points(&t.region.shifted(t.shift)).map(move |p| (t.target.0, t.source.0, p)))
-                            .collect();
-                        moves.sort();
-                        assert_eq!(
-                            moves,
-                            walk(&owned, &needed, input, periodic),
-                            "{size} {ranks} {kernel} {stride} {edge:?}"
-                        );
-                        // And back: every move of the adjoint is a move, reversed.
-                        let mut back: Vec<_> = exchange
-                            .adjoint()
-                            .transfers
-                            .iter()
-                            .flat_map(|t| points(&t.region).map(move |p| (t.source.0, t.target.0, p)))
-                            .collect();
-                        back.sort();
-                        assert_eq!(back, moves);
-                    }
-                }
-            }
-        }
-    }
+    use crate::{Grid, Placement};
 
     /// PAPERS.md 1.7: ten points from three blocks to four.
     #[test]
