@@ -4,10 +4,10 @@
 mod harness;
 
 use convoy_engine::{Order, Settings};
-use convoy_kernels::Update;
+use convoy_kernels::{Operand, Update, Winograd};
 use convoy_net::layers::*;
 use convoy_net::{Edge, Kind, Loss, Network, Sampling};
-use convoy_program::{Action, Division, Halos, Number, Program, Purpose, SumOrder, What, lower};
+use convoy_program::{Action, Division, Halos, Number, Options, Program, Purpose, SumOrder, What, lower};
 use convoy_split::{Rank, Strategy};
 use harness::*;
 
@@ -30,6 +30,16 @@ const SHARING: [(usize, &str); 15] = [
     (4, "data:2,channel:2"),
     (4, "filter:2,spatial:2"),
 ];
+
+/// Those that cut depth, for what has one.
+const DEPTH: [(usize, &str); 4] =
+    [(2, "spatial:2x1x1"), (4, "spatial:2x2x1"), (8, "spatial:2x2x2"), (4, "filter:2,spatial:2x1x1")];
+
+/// Strategies under which ranks share samples of a network.
+fn sharing(net: &Network) -> impl Iterator<Item = (usize, &'static str)> {
+    let depth: &[_] = if net.shapes(1).unwrap()[0].space()[0] > 1 { &DEPTH } else { &[] };
+    SHARING.iter().chain(depth).copied()
+}
 
 /// Every message that a rank sends is received by the one it is for, with as many bytes.
 fn messages_match(network: &Network, batch: usize, ranks: usize, strategy: &str) {
@@ -56,7 +66,7 @@ fn messages_match(network: &Network, batch: usize, ranks: usize, strategy: &str)
 fn every_message_has_a_sender_and_a_receiver() {
     for (net, _) in networks() {
         for batch in [1, 3, 8] {
-            for (ranks, strategy) in [(2, "data"), (4, "data"), (8, "data")].into_iter().chain(SHARING) {
+            for (ranks, strategy) in [(2, "data"), (4, "data"), (8, "data")].into_iter().chain(sharing(&net)) {
                 messages_match(&net, batch, ranks, strategy);
             }
         }
@@ -132,6 +142,75 @@ fn narrowing() -> Network {
     net
 }
 
+/// In three dimensions: down, up again in two ways, and side by side.
+fn volume() -> Network {
+    let mut net = Network::new("volume", &[2, 6, 8, 6]);
+    let a = net.push("in", Kind::Convolution(Convolution::new(16, &[3, 3, 3]).padding(1)));
+    net.push("norm", Kind::BatchNorm(BatchNorm { activation: Some(Activation::Tanh), ..Default::default() }));
+    net.push("pool", Kind::MaxPool(MaxPool::new(&[2, 2, 2])));
+    let middle = net.push("middle", Kind::Convolution(Convolution::new(18, &[3, 3, 3]).padding(1)));
+    let up = TransposedConvolution {
+        filters: 5,
+        windows: Windows {
+            kernel: vec![4, 2, 2],
+            stride: vec![2; 3],
+            padding: vec![[1, 1], [0, 0], [0, 0]],
+            dilation: vec![],
+        },
+        output_padding: vec![],
+        groups: 1,
+        bias: true,
+    };
+    let up = net.join("up", Kind::TransposedConvolution(up), &[middle]);
+    let larger = Upsample { scale: vec![2, 2, 2], sampling: Sampling::Linear };
+    let larger = net.join("larger", Kind::Upsample(larger), &[middle]);
+    net.join("concat", Kind::Concat(Concat), &[a, up, larger]);
+    net.push("last", Kind::Convolution(Convolution::new(3, &[1, 1, 1])));
+    net
+}
+
+/// A window of its own for every channel; norms within a sample and over neighbouring channels; shares of channels.
+fn normed() -> Network {
+    let mut net = Network::new("normed", &[3, 9, 8]);
+    net.push("in", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1)));
+    let mut depthwise = Convolution::new(20, &[3, 3]).padding(1);
+    depthwise.groups = 20;
+    net.push("depthwise", Kind::Convolution(depthwise));
+    net.push("groups", Kind::GroupNorm(GroupNorm::new(5)));
+    net.push("act", Kind::Activation(Activation::Silu));
+    net.push("neighbours", Kind::LocalResponseNorm(LocalResponseNorm::new(5)));
+    net.push("mix", Kind::Convolution(Convolution::new(18, &[1, 1])));
+    net.push("shares", Kind::Softmax(Softmax));
+    net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
+    net.push("fc", Kind::FullyConnected(FullyConnected::new(5)));
+    net
+}
+
+/// In one dimension.
+fn line() -> Network {
+    let mut net = Network::new("line", &[3, 41]);
+    net.push("in", Kind::Convolution(Convolution::new(18, &[5]).padding(2).stride(2)));
+    net.push("norm", Kind::BatchNorm(BatchNorm { activation: Some(Activation::Tanh), ..Default::default() }));
+    net.push("pool", Kind::MaxPool(MaxPool::new(&[2])));
+    net.push("again", Kind::Convolution(Convolution::new(16, &[3]).padding(1)));
+    net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
+    net.push("fc", Kind::FullyConnected(FullyConnected::new(5)));
+    net
+}
+
+/// Images of so many tiles that Winograd's algorithm makes weights' gradients, too.
+fn tiled() -> Network {
+    let mut net = Network::new("tiled", &[3, 16, 16]);
+    net.push("in", Kind::Convolution(Convolution::new(18, &[3, 3]).padding(1)));
+    net.push("act", Kind::Activation(Activation::Tanh));
+    net.push("again", Kind::Convolution(Convolution::new(20, &[3, 3]).padding(1)));
+    net.push("norm", Kind::BatchNorm(BatchNorm::default()));
+    net.push("wide", Kind::Convolution(Convolution::new(16, &[5, 5]).padding(2)));
+    net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
+    net.push("fc", Kind::FullyConnected(FullyConnected::new(5)));
+    net
+}
+
 fn strategy(text: &str, ranks: usize, net: &Network, batch: usize) -> Strategy {
     Strategy::parse(text, ranks, net, &net.shapes(batch).unwrap()).unwrap()
 }
@@ -141,8 +220,17 @@ fn run_one(net: &Network, batch: usize, count: usize) -> Outcome {
     run(net, &Strategy::single(net), plain(batch), count)
 }
 
-fn networks() -> [(Network, usize); 5] {
-    [(residual(true), 8), (hourglass(), 4), (odd(), 8), (forked(), 4), (narrowing(), 4)]
+fn networks() -> [(Network, usize); 8] {
+    [
+        (residual(true), 8),
+        (hourglass(), 4),
+        (odd(), 8),
+        (forked(), 4),
+        (narrowing(), 4),
+        (volume(), 4),
+        (normed(), 4),
+        (line(), 4),
+    ]
 }
 
 #[test]
@@ -156,15 +244,31 @@ fn fused_layers_give_the_same_bits() {
 
 #[test]
 fn any_number_of_workers_gives_the_same_bits() {
-    for (net, batch) in networks() {
-        let one = run_one(&net, batch, 3);
+    let ways = networks().map(|(net, batch)| (net, plain(batch)));
+    let winograd = [Winograd::Two, Winograd::Four, Winograd::Off].map(|w| (tiled(), Way { winograd: w, ..plain(8) }));
+    for (net, way) in ways.into_iter().chain(winograd) {
+        let one = run(&net, &Strategy::single(&net), way, 3);
         assert!(one.losses.iter().all(|l| l.is_finite()), "{}: {:?}", net.name, one.losses);
         for threads in [2, 3] {
-            let way = Way { threads, ..plain(batch) };
-            let found = run(&net, &Strategy::single(&net), way, 3);
-            assert_eq!(found, one, "{} with {threads} workers", net.name);
+            let found = run(&net, &Strategy::single(&net), Way { threads, ..way }, 3);
+            assert_eq!(found, one, "{} with {threads} workers, {:?}", net.name, way.winograd);
         }
     }
+    // It is Winograd's algorithm that makes the weights' gradients: larger tiles have fewer products.
+    let flops = |winograd| {
+        let options = Options { winograd, ..options(8, Division::default()) };
+        let net = tiled();
+        let program = lower(&net, &Strategy::single(&net), Rank(0), &options).unwrap();
+        let of_weights = program.ops.iter().filter_map(|op| match &op.action {
+            Action::Compute { stage, .. } => {
+                let reads = [Operand::Input(0), Operand::OutputGradient].iter().all(|o| stage.reads.contains(o));
+                reads.then_some(stage.work.flops)
+            }
+            _ => None,
+        });
+        of_weights.sum::<f64>()
+    };
+    assert!(flops(Winograd::Four) < flops(Winograd::Two) && flops(Winograd::Two) < flops(Winograd::Off));
 }
 
 #[test]
@@ -198,11 +302,27 @@ fn data_parallel_ranks_give_the_bits_of_one() {
     }
 }
 
+/// Batch norm and dropout, the last batch of an epoch shorter than others, batches smaller than the ranks; any number of workers.
+#[test]
+fn ten_steps_on_data_parallel_ranks_give_the_bits_of_one() {
+    let net = residual(true);
+    for (batch, last) in [(8, 3), (11, 8), (3, 1)] {
+        let way = Way { last: Some(last), ..plain(batch) };
+        let one = run(&net, &Strategy::single(&net), way, 10);
+        for ranks in [1, 2, 4, 8] {
+            for threads in [1, 2, 3] {
+                let found = run(&net, &strategy("data", ranks, &net, batch), Way { threads, ..way }, 10);
+                assert_eq!(found, one, "batches of {batch} and {last} on {ranks} ranks with {threads} workers");
+            }
+        }
+    }
+}
+
 #[test]
 fn ranks_that_share_samples_give_the_result_of_one() {
     for (net, batch) in networks() {
         let one = run_one(&net, batch, 3);
-        for (ranks, text) in SHARING {
+        for (ranks, text) in sharing(&net) {
             let found = run(&net, &strategy(text, ranks, &net, batch), plain(batch), 3);
             assert_eq!(difference(&found, &one), None, "{} under {text} on {ranks}", net.name);
         }
@@ -290,6 +410,31 @@ fn swap_ranks(program: &mut Program) {
     }
 }
 
+/// What a rank between two others gets from them as a halo, each in the other's place.
+fn swap_neighbours(program: &mut Program) {
+    let mut swapped = 0;
+    for i in 0..program.ops.len() {
+        for j in i + 1..program.ops.len() {
+            let (before, after) = program.ops.split_at_mut(j);
+            let (
+                Action::Receive { into: one, from, tag },
+                Action::Receive { into: other, from: other_from, tag: other_tag },
+            ) = (&mut before[i].action, &mut after[0].action)
+            else {
+                continue;
+            };
+            // Of one exchange, which has all of its tags but a transfer's number in common.
+            let alike = *tag >> 20 == *other_tag >> 20 && one.bytes.len() == other.bytes.len();
+            if alike && Purpose::of(*tag) == Purpose::Halo && from < other_from {
+                std::mem::swap(from, other_from);
+                std::mem::swap(tag, other_tag);
+                swapped += 1;
+            }
+        }
+    }
+    assert!(swapped > 0 || program.rank != Rank(1), "nothing to swap");
+}
+
 #[test]
 fn the_laws_bite() {
     let (net, batch) = (residual(true), 8);
@@ -304,6 +449,8 @@ fn the_laws_bite() {
         let broken = run_changed(&net, &spatial, plain(batch), 3, change);
         assert!(difference(&broken, &one).is_some(), "nobody noticed {what}");
     }
+    let swapped = run_changed(&net, &strategy("spatial", 3, &net, batch), plain(batch), 3, swap_neighbours);
+    assert!(difference(&swapped, &one).is_some(), "nobody noticed two swapped neighbours");
     let swapped = run_changed(&net, &strategy("data", 4, &net, batch), plain(batch), 3, swap_ranks);
     assert_ne!(swapped, one, "nobody noticed two swapped ranks");
 }
