@@ -6,7 +6,7 @@ mod harness;
 
 use convoy_engine::{Order, Settings};
 use convoy_net::layers::*;
-use convoy_net::{Edge, Kind, LayerId, Loss, Network, Sampling};
+use convoy_net::{Axis, Edge, Kind, LayerId, Loss, Network, Sampling};
 use convoy_split::{Grid, Placement, Rank, Strategy, check};
 use harness::*;
 
@@ -25,14 +25,22 @@ impl Numbers {
 }
 
 /// A layer that fits anywhere, more or less.
-fn layer(numbers: &mut Numbers, filters: usize) -> Kind {
+fn layer(numbers: &mut Numbers, filters: usize, axes: usize) -> Kind {
     let mut windows = Windows {
         kernel: vec![1 + numbers.below(4), 1 + numbers.below(3)],
         stride: vec![1 + numbers.below(2), 1 + numbers.below(2)],
         padding: vec![[numbers.below(3), numbers.below(3)], [numbers.below(2), numbers.below(2)]],
         dilation: vec![1 + numbers.below(2), 1],
     };
-    match numbers.below(12) {
+    let mut scale = vec![2, 1];
+    if axes == 3 {
+        windows.kernel.insert(0, 1 + numbers.below(3));
+        windows.stride.insert(0, 1 + numbers.below(2));
+        windows.padding.insert(0, [numbers.below(2), numbers.below(2)]);
+        windows.dilation.insert(0, 1 + numbers.below(2));
+        scale.insert(0, 1 + numbers.below(2));
+    }
+    match numbers.below(13) {
         0..=3 => {
             let (edge, groups) = (numbers.one(&[Edge::Zero, Edge::Zero, Edge::Periodic]), numbers.one(&[1, 1, 1, 2]));
             Kind::Convolution(Convolution {
@@ -63,17 +71,20 @@ fn layer(numbers: &mut Numbers, filters: usize) -> Kind {
             Kind::BatchNorm(BatchNorm { activation, ..BatchNorm::default() })
         }
         9 => Kind::Activation(numbers.one(&[Activation::Tanh, Activation::Silu, Activation::Sigmoid])),
-        10 => Kind::Upsample(Upsample {
-            scale: vec![2, 1],
-            sampling: numbers.one(&[Sampling::Nearest, Sampling::Linear]),
-        }),
+        10 => Kind::Upsample(Upsample { scale, sampling: numbers.one(&[Sampling::Nearest, Sampling::Linear]) }),
+        11 => Kind::Dropout(Dropout { probability: 0.3 }),
         _ => Kind::GroupNorm(GroupNorm { groups: 2, epsilon: 1e-2 }),
     }
 }
 
 /// A network of some layers in a row, with branches that are joined again.
 fn network(numbers: &mut Numbers) -> Network {
-    let mut net = Network::new("random", &[numbers.one(&[2, 3, 18]), 6 + numbers.below(7), 5 + numbers.below(5)]);
+    let mut input = vec![numbers.one(&[2, 3, 18]), 6 + numbers.below(7), 5 + numbers.below(5)];
+    if numbers.below(3) == 0 {
+        input.insert(1, 2 + numbers.below(4));
+    }
+    let axes = input.len() - 1;
+    let mut net = Network::new("random", &input);
     let mut wanted = 4 + numbers.below(5);
     while wanted > 0 {
         let last = LayerId(net.layers.len() - 1);
@@ -83,13 +94,13 @@ fn network(numbers: &mut Numbers) -> Network {
         match numbers.below(6) {
             // Two branches of one tensor, side by side or added.
             0 => {
-                let conv = Convolution::new(filters, &[3, 3]).padding(1);
+                let conv = Convolution::new(filters, &vec![3; axes]).padding(1);
                 let a = net.join(format!("{name}a"), Kind::Convolution(conv.clone()), &[last]);
                 let b = net.join(format!("{name}b"), Kind::Convolution(conv), &[last]);
                 let join = numbers.one(&[Kind::Add(Add), Kind::Concat(Concat), Kind::Multiply(Multiply)]);
                 net.join(format!("{name}j"), join, &[a, b]);
             }
-            _ => drop(net.push(name, layer(numbers, filters))),
+            _ => drop(net.push(name, layer(numbers, filters, axes))),
         }
         match net.shapes(2) {
             Ok(shapes) if shapes.last().unwrap().points() <= 400 => wanted -= 1,
@@ -102,7 +113,7 @@ fn network(numbers: &mut Numbers) -> Network {
         net.push("act", Kind::Activation(Activation::Tanh));
         net.push("out", Kind::FullyConnected(FullyConnected::new(3)));
     } else {
-        net.push("out", Kind::Convolution(Convolution::new(3, &[1, 1])));
+        net.push("out", Kind::Convolution(Convolution::new(3, &vec![1; axes])));
         net.loss = Loss::MeanSquaredError;
     }
     net.verify().unwrap();
@@ -118,6 +129,9 @@ fn placement(numbers: &mut Numbers, net: &Network, batch: usize, ranks: usize, l
         for parts in axes {
             *parts = numbers.one(&[1, 1, 1, 2, 3, 4]);
         }
+        if shapes[l.0].along(Axis::Depth) > 1 {
+            grid.depth = numbers.one(&[1, 1, 2, 3]);
+        }
         let fits = grid.parts() <= ranks && check(&grid, l, net, &shapes).is_ok();
         if fits && (grid.parts() == ranks || numbers.below(6) == 0) {
             let first = numbers.below(ranks - grid.parts() + 1);
@@ -132,22 +146,33 @@ fn placement(numbers: &mut Numbers, net: &Network, batch: usize, ranks: usize, l
 #[test]
 fn any_network_under_any_strategy_is_that_of_one_rank() {
     let cases = std::env::var("CONVOY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
-    for case in 0..cases {
+    // Of networks with a depth, how many layers are cut along it.
+    let (mut ran, mut case, mut depth) = (0, 0, 0);
+    while ran < cases {
         let mut numbers = Numbers(case * 7919 + 1);
+        case += 1;
         let net = network(&mut numbers);
-        let (batch, ranks) = (1 + numbers.below(6), numbers.one(&[2, 3, 4, 6]));
+        let (batch, ranks) = (1 + numbers.below(6), numbers.one(&[2, 3, 4, 6, 8]));
         let layers = (0..net.layers.len()).map(LayerId);
         let placements: Vec<Placement> = layers.map(|l| placement(&mut numbers, &net, batch, ranks, l)).collect();
         let strategy = Strategy { ranks, placements, name: format!("random {case}") };
         let one = run(&net, &Strategy::single(&net), plain(batch), 3);
-        // One in thousands grows beyond all bounds; rounding does then, too.
-        if one.losses.iter().any(|&loss| loss > 100.0) {
+        // Some grow beyond all bounds, or have gradients that are zero but for rounding (a bias before a norm), which a norm of small
+        // numbers makes large: one rank's own result is not what the tolerance takes it for if it moves by a tenth of that where
+        // weights are off by a few roundings, as sums of some hundred terms are.
+        let shaken = run(&net, &Strategy::single(&net), Way { off: 8.0 * f32::EPSILON, ..plain(batch) }, 3);
+        if difference_beyond(0.1, &shaken, &one).is_some() {
             continue;
         }
+        ran += 1;
+        depth += strategy.placements.iter().filter(|p| p.grid.depth > 1).count();
         // In any legal order, with whatever is over gone.
         let settings = Settings { order: Order::Random(case), poison: true, ..Settings::default() };
         let found = run(&net, &strategy, Way { settings, ..plain(batch) }, 3);
         let grids: Vec<String> = strategy.placements.iter().map(|p| format!("{} {:?}", p.grid, p.ranks)).collect();
         assert_eq!(difference(&found, &one), None, "case {case}, batch {batch}: {}\n{grids:#?}", net.to_toml());
     }
+    let found = format!("{depth} layers cut along depth in {ran} of {case} cases");
+    println!("{found}");
+    assert!(depth >= ran as usize / 2 && 10 * ran >= 9 * case, "{found}");
 }

@@ -35,6 +35,8 @@ pub struct Way {
     pub update: Update,
     /// The first sample of the batch: others are those of a part of a larger one.
     pub first: usize,
+    /// By which part of themselves first weights are off at most.
+    pub off: f32,
 }
 
 /// One worker in each rank.
@@ -48,6 +50,7 @@ pub fn plain(batch: usize) -> Way {
         division: Division::default(),
         update: UPDATE,
         first: 0,
+        off: 0.0,
     }
 }
 
@@ -144,7 +147,7 @@ pub fn engine(network: &Network, strategy: &Strategy, way: Way, rank: Communicat
     let planned = programs[0].kept_bytes() + most(|p| p.memory.step_bytes) + most(|p| p.scratch()) * 4 * way.threads;
     let mut engine = Engine::new(network, programs, way.threads, rank, way.settings);
     assert_eq!(engine.bytes(), planned, "what is allocated is what was planned");
-    give(&mut engine, network, start);
+    give(&mut engine, network, |parameter, at| start(parameter, at) * (1.0 + way.off * number(11, &at)));
     engine
 }
 
@@ -296,8 +299,13 @@ pub fn on_ranks<T: Send>(ranks: usize, each: impl Fn(Communicator) -> T + Sync) 
 
 /// Largest difference relative to the largest element.
 pub fn difference(a: &Outcome, b: &Outcome) -> Option<String> {
+    difference_beyond(1.0, a, b)
+}
+
+/// The same, if it is beyond so much of what is allowed.
+pub fn difference_beyond(share: f64, a: &Outcome, b: &Outcome) -> Option<String> {
     for (x, y) in a.losses.iter().zip(&b.losses) {
-        let near = (x - y).abs() <= 1e-4 * y.abs();
+        let near = (x - y).abs() <= share * 1e-4 * y.abs();
         if !near {
             return Some(format!("losses {:?} and {:?}", a.losses, b.losses));
         }
@@ -307,7 +315,7 @@ pub fn difference(a: &Outcome, b: &Outcome) -> Option<String> {
         let scale = y.iter().fold(1e-3f32, |m, v| m.max(v.abs()));
         let apart = |(x, y): (&f32, &f32)| if x.is_finite() { (x - y).abs() } else { f32::INFINITY };
         let worst = x.iter().zip(y).map(apart).fold(0.0, f32::max);
-        if worst > 2e-3 * scale {
+        if worst > share as f32 * 2e-3 * scale {
             return Some(format!("{key:?} differs by {worst} of {scale}"));
         }
     }
