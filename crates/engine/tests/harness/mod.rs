@@ -1,6 +1,8 @@
 //! Runs networks under strategies and compares what comes out.
 #![allow(dead_code)]
 
+pub mod breaks;
+
 use convoy_comm::{Communicator, Kind};
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{Mode, Moment, Update, Winograd, fast};
@@ -102,7 +104,7 @@ pub fn dense(region: &Region, first: usize, value: impl Fn([usize; 5]) -> f32) -
 }
 
 /// A start that depends on nothing but a parameter's place in the network: its layer's name as a number, its own, an element's.
-fn start(parameter: &Parameter, at: [usize; 3]) -> f32 {
+pub fn start(parameter: &Parameter, at: [usize; 3]) -> f32 {
     let fan = (parameter.len() / parameter.shape[0]).max(1) as f32;
     match parameter.init {
         convoy_net::Init::Constant(c) => c,
