@@ -9,12 +9,14 @@
 
 mod harness;
 
+use convoy_comm::Communicator;
 use convoy_engine::{Batch, Engine, Settings};
 use convoy_kernels::{BLOCK, Mode, Moment, Update, Winograd};
 use convoy_net::layers::*;
-use convoy_net::{Kind, Loss, Network, Region, Shape};
-use convoy_program::{Options, lower};
+use convoy_net::{Kind, Loss, Network, Region, Sampling, Shape};
+use convoy_program::{Number, Options, lower};
 use convoy_split::{Rank, Strategy};
+use harness::breaks::*;
 use harness::*;
 use std::collections::BTreeMap;
 
@@ -78,12 +80,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// The program of a step without learning is the first, that of an evaluation the second.
-fn engine_of(net: &Network, strategy: &Strategy, batch: usize, rank: convoy_comm::Communicator) -> Engine {
+fn engine_of(
+    net: &Network,
+    strategy: &Strategy,
+    (batch, winograd): (usize, Winograd),
+    rank: Communicator,
+    change: Break,
+) -> Engine {
     // The momentum of the first step is the gradient.
     let update = Update::Sgd { momentum: 0.5, nesterov: false, weight_decay: 0.0 };
     let program = |mode| {
-        let options = Options { mode, winograd: Winograd::Off, update, ..harness::options(batch, Default::default()) };
-        lower(net, strategy, Rank(rank.rank()), &options).unwrap()
+        let options = Options { mode, winograd, update, ..harness::options(batch, Default::default()) };
+        let mut program = lower(net, strategy, Rank(rank.rank()), &options).unwrap();
+        change(&mut program);
+        program
     };
     Engine::new(net, vec![program(Mode::Train), program(Mode::Evaluate)], 1, rank, Settings::default())
 }
@@ -120,11 +130,17 @@ fn unit(count: usize) -> f32 {
 
 /// Everything, put together from the ranks. `known` is the output of whole numbers, if it is known; targets are then so far from it that
 /// the loss's gradient is minus one, zero or one unit.
-fn run(problem: &Problem, net: &Network, strategy: &Strategy, known: Option<&[f32]>) -> (Found, Vec<f32>) {
+fn run(
+    problem: &Problem,
+    net: &Network,
+    strategy: &Strategy,
+    known: Option<&[f32]>,
+    change: Break,
+) -> (Found, Vec<f32>) {
     let shape = *net.shapes(problem.batch).unwrap().last().unwrap();
     let far = shape.len() as f32 / 2.0 * unit(shape.len());
     let ranks = on_ranks(strategy.ranks, |rank| {
-        let mut engine = engine_of(net, strategy, problem.batch, rank);
+        let mut engine = engine_of(net, strategy, (problem.batch, Winograd::Off), rank, change);
         give(&mut engine, net, |_, at| number(9, &at));
         let any = evaluate(&mut engine, |at| number(1, &at));
         give(&mut engine, net, |_, at| whole(9, &at, 1));
@@ -170,7 +186,7 @@ fn run_one(problem: &Problem, net: &Network) -> (Found, Vec<f32>) {
         forward + shapes[3].len() * unit(shapes[3].len()) as usize / 2 < 1 << 23,
         "{problem:?}: outputs may be rounded"
     );
-    let found = run(problem, net, &Strategy::single(net), None);
+    let found = run(problem, net, &Strategy::single(net), None, |_| {});
     for (name, gradient) in &found.0.whole.gradients {
         let values = || gradient.iter().map(|bits| f32::from_bits(*bits));
         assert!(values().all(|g| g.fract() == 0.0) && values().any(|g| g != 0.0), "{name} of {problem:?}");
@@ -273,7 +289,7 @@ fn every_window_under_every_strategy_has_the_bits_of_one_rank() {
 }
 
 fn check(problem: &Problem, net: &Network, (text, strategy): (&str, &Strategy), (one, exact): (&Found, &[f32])) {
-    let (found, _) = run(problem, net, strategy, Some(exact));
+    let (found, _) = run(problem, net, strategy, Some(exact), |_| {});
     let wrong = || format!("{problem:?} under {text} on {}", strategy.ranks);
     assert!(found.whole == one.whole, "{}: {}", wrong(), apart(&found, one));
     assert!(found.output == one.output || !keeps_bits(problem, text), "{}: other outputs", wrong());
@@ -287,4 +303,78 @@ fn apart(found: &Found, one: &Found) -> String {
     let gradients = one.whole.gradients.iter().filter(|(name, values)| found.whole.gradients[*name] != **values);
     names.extend(gradients.map(|(name, _)| name.as_str()));
     names.join(", ")
+}
+
+#[test]
+fn broken_programs_are_noticed() {
+    let (input, filters) = (vec![2, 11, 8], [18, 20]);
+    let problem = Problem { input, batch: 3, filters, kernel: 3, stride: 1, padding: 1, dilation: 1, groups: 1 };
+    let net = problem.network();
+    let (one, exact) = run_one(&problem, &net);
+    let strategy = Strategy::parse("spatial", 3, &net, &net.shapes(problem.batch).unwrap()).unwrap();
+    let breaks: [(&str, Break); 3] = [
+        ("a halo shifted by a row", shift_halos),
+        ("neighbours in each other's place", swap_neighbours),
+        ("a dropped reduction of gradients", |p| drop_sums(p, Number::Single)),
+    ];
+    for (what, change) in breaks {
+        let (broken, _) = run(&problem, &net, &strategy, Some(&exact), change);
+        assert!(broken.whole.gradients != one.whole.gradients, "nobody noticed {what}");
+    }
+}
+
+/// The output of any numbers, evaluated.
+fn output(net: &Network, strategy: &Strategy, batch: usize, winograd: Winograd) -> Vec<u32> {
+    let ranks = on_ranks(strategy.ranks, |rank| {
+        let mut engine = engine_of(net, strategy, (batch, winograd), rank, |_| {});
+        give(&mut engine, net, start);
+        evaluate(&mut engine, |at| number(1, &at))
+    });
+    bits(&join(*net.shapes(batch).unwrap().last().unwrap(), ranks.into_iter()))
+}
+
+/// Convolutions, pooling, and whatever looks at points one by one.
+fn forward() -> Network {
+    let mut net = Network::new("forward", &[3, 16, 12]);
+    net.push("in", Kind::Convolution(Convolution::new(18, &[3, 3]).padding(1)));
+    let a = net.push("relu", Kind::Activation(Activation::Relu));
+    let windows = Windows::new(&[3, 3]).padded(1);
+    net.push("average", Kind::AveragePool(AveragePool { windows, ..AveragePool::new(&[3, 3]) }));
+    net.push("silu", Kind::Activation(Activation::Silu));
+    let b = net.push("again", Kind::Convolution(Convolution::new(18, &[3, 3]).padding(1)));
+    net.join("product", Kind::Multiply(Multiply), &[a, b]);
+    let c = net.push("tanh", Kind::Activation(Activation::Tanh));
+    let sum = net.join("sum", Kind::Add(Add), &[b, c]);
+    net.join("both", Kind::Concat(Concat), &[a, sum]);
+    net.push("pool", Kind::MaxPool(MaxPool::new(&[2, 2])));
+    net.push("up", Kind::Upsample(Upsample { scale: vec![2, 2], sampling: Sampling::Linear }));
+    net.push("wide", Kind::Convolution(Convolution::new(20, &[5, 5]).padding(2)));
+    net.push("sigmoid", Kind::Activation(Activation::Sigmoid));
+    net.push("out", Kind::Convolution(Convolution::new(LAST, &[3, 3]).padding(1)));
+    net.loss = Loss::MeanSquaredError;
+    net
+}
+
+/// A rank makes a sum alone and in one order, unless input channels are cut. Winograd's tiles of 4 x 4 points are made whole where cuts
+/// are multiples of four, and elsewhere round otherwise.
+#[test]
+fn outputs_without_norms_have_the_bits_of_one_rank() {
+    let (net, batch) = (forward(), 3);
+    let shapes = net.shapes(batch).unwrap();
+    let one = |winograd| output(&net, &Strategy::single(&net), batch, winograd);
+    let (direct, by_tiles) = (one(Winograd::Off), one(Winograd::Four));
+    let (mut whole_tiles, mut other_bits) = (0, 0);
+    let possible = |text: &str| !text.contains("channel") && text.matches('x').count() < 2;
+    for (ranks, text) in STRATEGIES.into_iter().filter(|s| possible(s.1)) {
+        let strategy = Strategy::parse(text, ranks, &net, &shapes).unwrap();
+        assert!(output(&net, &strategy, batch, Winograd::Off) == direct, "{text} on {ranks}");
+        let [_, rows, columns] = strategy.placements[1].grid.space();
+        let whole = |size: usize, parts: usize| size.is_multiple_of(4 * parts);
+        let whole = whole(shapes[1].0[3], rows) && whole(shapes[1].0[4], columns);
+        let same = output(&net, &strategy, batch, Winograd::Four) == by_tiles;
+        assert!(same || !whole, "{text} on {ranks} by tiles");
+        whole_tiles += usize::from(whole);
+        other_bits += usize::from(!same);
+    }
+    assert!(whole_tiles >= 15 && other_bits > 0, "{whole_tiles} with whole tiles, {other_bits} with other bits");
 }
