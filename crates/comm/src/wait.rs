@@ -85,14 +85,15 @@ impl Wait<'_> {
                 waiting()
             ));
         }
-        sync::sleep(if self.looks < YIELDS + SHORT_SLEEPS { SHORT } else { long_sleep(self.waited) });
+        sync::sleep(sleep_after(self.looks, self.waited));
         Ok(())
     }
 }
 
-/// A hundredth of what was waited so far, within bounds: the wait becomes longer by no more than that.
-fn long_sleep(waited: Duration) -> Duration {
-    (waited / 100).clamp(LONG, LONGEST_SLEEP)
+/// How long to sleep after so many looks, when yields were not enough, and so long a wait: in the end a hundredth of that, within
+/// bounds. The wait becomes longer by no more.
+fn sleep_after(looks: u32, waited: Duration) -> Duration {
+    if looks < YIELDS + SHORT_SLEEPS { SHORT } else { (waited / 100).clamp(LONG, LONGEST_SLEEP) }
 }
 
 #[cfg(test)]
@@ -101,9 +102,42 @@ mod tests {
 
     #[test]
     fn who_has_waited_for_long_looks_less_often() {
-        assert_eq!(long_sleep(Duration::from_millis(5)), LONG);
-        assert_eq!(long_sleep(Duration::from_millis(500)), Duration::from_millis(5));
-        assert_eq!(long_sleep(Duration::from_secs(60)), LONGEST_SLEEP);
+        let long = |waited| sleep_after(YIELDS + SHORT_SLEEPS, waited);
+        assert_eq!(long(Duration::from_millis(5)), LONG);
+        assert_eq!(long(Duration::from_millis(500)), Duration::from_millis(5));
+        assert_eq!(long(Duration::from_secs(60)), LONGEST_SLEEP);
+    }
+
+    /// How often a rank looks in a wait of so long if sleeps are as long as was asked for and all else takes no time: never
+    /// more often than that.
+    fn looks_in(wait: Duration) -> u32 {
+        let (mut looks, mut waited) = (0, Duration::ZERO);
+        while waited <= wait {
+            looks += 1;
+            waited += if looks <= YIELDS { Duration::ZERO } else { sleep_after(looks, waited) };
+        }
+        looks
+    }
+
+    /// A look takes a core some 10 us: of a wait of a second that is 1.5 %, of longer ones 0.1 % in the end.
+    #[test]
+    fn a_wait_leaves_the_core_to_others() {
+        let seconds = Duration::from_secs;
+        assert!(looks_in(seconds(1)) < 1500, "{}", looks_in(seconds(1)));
+        assert_eq!(looks_in(seconds(61)) - looks_in(seconds(60)), 100);
+    }
+
+    /// Sleeps last at least as long as was asked for, so a wait has no more pauses than that, whatever the computer does besides.
+    #[test]
+    fn a_rank_that_waits_does_not_spin() {
+        let ranks = crate::threads(2);
+        let deadline = Duration::from_millis(60);
+        ranks[0].set_deadline(deadline);
+        let (mut wait, mut pauses) = (Wait::new(&ranks[0]), 0);
+        while wait.pause(|| Waiting::new(&ranks[0], 1, "nothing".into())).is_ok() {
+            pauses += 1;
+        }
+        assert!(pauses > YIELDS && pauses <= looks_in(deadline), "{pauses} of {}", looks_in(deadline));
     }
 
     #[test]
