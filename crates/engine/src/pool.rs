@@ -161,4 +161,29 @@ mod tests {
             assert!(count.iter().all(|c| c.load(Relaxed) == 200), "{count:?}");
         }
     }
+    /// Between rounds nobody spins: all but the caller sleep until somebody rings, and wake for the next round.
+    #[test]
+    fn workers_sleep_between_rounds() {
+        for workers in 2..=4 {
+            let pool = Pool::new(workers);
+            for round in 1..=3 {
+                let worked = AtomicUsize::new(0);
+                pool.run(&|_| {
+                    worked.fetch_add(1, SeqCst);
+                });
+                assert_eq!(worked.load(SeqCst), workers, "round {round}");
+                // Whoever is counted holds the lock until it sleeps.
+                let asleep = || {
+                    let _lock = pool.shared.lock.lock().expect("a lock");
+                    pool.shared.sleepers.load(SeqCst)
+                };
+                let began = std::time::Instant::now();
+                while asleep() < workers - 1 {
+                    assert!(began.elapsed().as_secs() < 60, "{} of {} sleep after a minute", asleep(), workers - 1);
+                    thread::yield_now();
+                }
+                assert_eq!(asleep(), workers - 1);
+            }
+        }
+    }
 }
