@@ -2,7 +2,7 @@
 
 use crate::files::*;
 use convoy_kernels::philox::{Key, Purpose};
-use convoy_net::{Region, Shape};
+use convoy_net::{Axis, Region, Shape};
 use convoy_train::data::*;
 use std::sync::Arc;
 
@@ -199,6 +199,37 @@ fn npy_targets_may_be_numbers_to_meet() {
         assert_eq!((set.target_shape(), set.classes()), (expected, None));
         assert_eq!(target(&*set, 2), values[count / 3 * 2..count]);
         check_regions(&*set);
+    }
+}
+
+/// Bytes that this thread has read from files, where the system counts them.
+fn bytes_read() -> Option<u64> {
+    let counts = std::fs::read_to_string("/proc/thread-self/io").ok()?;
+    counts.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse().ok())
+}
+
+/// A rank reads its slab, and between two pieces of it no more than what is read at once.
+#[test]
+fn npy_reads_no_more_than_a_slab() {
+    const AT_ONCE: u64 = 8192;
+    let dir = folder();
+    let numbers: Vec<u8> = (0..4 * 256 * 256).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    write(dir.path(), "images.npy", npy(1, "<f4", "(1, 4, 256, 256)", &numbers));
+    write(dir.path(), "labels.npy", npy(1, "|u1", "(1,)", &[0]));
+    let set = open_train(&format!("npy:{}", dir.path().display())).unwrap();
+    for (rows, columns) in [((64, 128), (0, 256)), ((0, 64), (0, 256)), ((200, 256), (128, 256))] {
+        let slab = Region::whole(set.sample_shape());
+        let slab = slab.with(Axis::Height, rows.0, rows.1).with(Axis::Width, columns.0, columns.1);
+        let before = bytes_read();
+        let found = region(&*set, 0, &slab);
+        let (Some(before), Some(after)) = (before, bytes_read()) else { return };
+        let read = after - before;
+        let wanted = 4 * found.len() as u64;
+        // Between rows of a narrower slab half a KiB each is read over; counting itself reads some hundred bytes.
+        let rows_over = if columns == (0, 256) { 0 } else { 4 * (rows.1 - rows.0) as u64 * 512 };
+        let most = wanted + rows_over + 4 * AT_ONCE + 512;
+        assert!((wanted..=most).contains(&read), "{read} bytes were read of {wanted} to {most}");
+        assert!(read < numbers.len() as u64 / 2, "{read} of {}", numbers.len());
     }
 }
 
