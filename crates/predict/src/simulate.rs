@@ -84,7 +84,8 @@ impl Prepared {
         let mut prepared = Prepared { folded, scripts, held: vec![], teams: vec![], team_of: HashMap::new() };
         prepared.find_teams();
         let held = |(position, program): (usize, Program)| {
-            let scratch = program.scratch();
+            // One loader, as jobs have that do not say otherwise.
+            let (scratch, fed) = (program.scratch(), program.fed_bytes(1));
             let bytes = match prepared.folded.groups {
                 1 => program.kept_bytes() + memory_plan(&program).step_bytes,
                 _ => memory_bytes(program, |key| match prepared.team_of.get(&(position, *key)) {
@@ -92,7 +93,7 @@ impl Prepared {
                     None => 1,
                 }),
             };
-            (bytes, scratch)
+            (bytes + fed, scratch)
         };
         prepared.held = programs.into_iter().enumerate().map(held).collect();
         Ok(prepared)

@@ -162,7 +162,8 @@ fn bytes_and_memory_are_what_the_programs_say() {
         let seats = p.machine.seats(p.ranks, None);
         let held = |(program, seat): (&Program, &Seat)| {
             let threads = p.machine.threads(seat);
-            program.kept_bytes() + program.memory.step_bytes + threads * program.scratch() * 4
+            let step = program.kept_bytes() + program.memory.step_bytes + threads * program.scratch() * 4;
+            step + program.fed_bytes(1)
         };
         let most = programs.iter().zip(&seats).map(held).max();
         assert_eq!(Some(found.memory_bytes), most, "{} {}", p.network.name, p.strategy);
@@ -199,7 +200,8 @@ fn other_divisions_are_sized_as_they_run() {
                     let (mut most, mut sent) = (0, 0);
                     for program in programs {
                         sent += program.sent_bytes();
-                        most = most.max(program.kept_bytes() + program.memory.step_bytes + program.scratch() * 4);
+                        let step = program.kept_bytes() + program.memory.step_bytes + program.scratch() * 4;
+                        most = most.max(step + program.fed_bytes(1));
                     }
                     let name = format!("{words} {division:?}");
                     assert_eq!(found.memory_bytes, most, "{name}");

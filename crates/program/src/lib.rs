@@ -11,6 +11,7 @@ mod access;
 mod ahead;
 mod bucket;
 mod depend;
+mod feed;
 mod gather;
 mod holding;
 mod home;
@@ -27,6 +28,7 @@ mod stages;
 mod travel;
 mod update;
 
+pub use feed::{AHEAD, ahead};
 pub use home::ParameterHome;
 pub use lower::{Division, Halos, Options, lower, lower_ops, memory_plan};
 pub use memory::MemoryPlan;

@@ -79,7 +79,7 @@ impl Setup {
         Options { batch, mode, leaves, winograd, update: self.optimizer.update(), division }
     }
 
-    /// Bytes that each rank will hold: weights, the optimizer's state, the buffers of a step, scratch.
+    /// Bytes that each rank will hold: weights, the optimizer's state, the buffers of a step, scratch, batches.
     pub fn planned_bytes(&self) -> Result<Vec<u64>, Error> {
         (0..self.strategy.ranks).map(|rank| self.planned_bytes_of(rank)).collect()
     }
@@ -87,7 +87,7 @@ impl Setup {
     /// Bytes that one rank will hold.
     pub fn planned_bytes_of(&self, rank: usize) -> Result<u64, Error> {
         let programs = Programs::new(self, Rank(rank))?.list;
-        Ok(Engine::planned_bytes(&programs, self.threads) as u64)
+        Ok((Engine::planned_bytes(&programs, self.threads) + programs[TRAIN].fed_bytes(self.loaders)) as u64)
     }
 
     /// Whether what a run starts from is its own and fits the network.
@@ -252,6 +252,8 @@ struct Member<'a> {
     test_batch: usize,
     log: Option<MetricsLog>,
     steps_per_epoch: u64,
+    /// Bytes of batches that the loader holds.
+    fed_bytes: usize,
     /// Seconds of pieces of the run before this one.
     seconds_before: f64,
     began: Instant,
@@ -295,7 +297,8 @@ impl<'a> Member<'a> {
         };
         let steps_per_epoch = setup.train.len().div_ceil(setup.batch) as u64;
         let began = Instant::now();
-        Ok(Member { setup, engine, parts, test_batch, log, steps_per_epoch, seconds_before, began, done: 0 })
+        let fed_bytes = 0;
+        Ok(Member { setup, engine, parts, test_batch, log, steps_per_epoch, fed_bytes, seconds_before, began, done: 0 })
     }
 
     fn seconds(&self) -> f64 {
@@ -310,8 +313,12 @@ impl<'a> Member<'a> {
         self.log.as_mut().map_or(Ok(()), |log| log.append(line))
     }
 
-    fn loader(&self, first_step: u64) -> Result<Loader, DataError> {
+    /// Gives batches up to the end; up to the end of an epoch where that is tested, so that there are never batches to learn from
+    /// beside those of a test.
+    fn loader(&mut self, first_step: u64) -> Result<Loader, DataError> {
         let setup = self.setup;
+        let epoch_end = (first_step / self.steps_per_epoch + 1) * self.steps_per_epoch;
+        let end = if setup.test.is_some() { epoch_end.min(setup.steps) } else { setup.steps };
         let options = LoaderOptions {
             batch: setup.batch,
             seed: setup.seed,
@@ -324,10 +331,12 @@ impl<'a> Member<'a> {
             last_part: Some(self.parts[TRAIN_LAST]),
             workers: setup.loaders,
             first_step,
-            end_step: Some(setup.steps),
+            end_step: Some(end),
             ..LoaderOptions::default()
         };
-        Loader::new(setup.train.clone(), options)
+        let loader = Loader::new(setup.train.clone(), options)?;
+        self.fed_bytes = loader.bytes();
+        Ok(loader)
     }
 
     fn train(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, Error> {
@@ -336,13 +345,13 @@ impl<'a> Member<'a> {
             Start::Checkpoint(checkpoint) => (checkpoint.step, checkpoint.sums),
             _ => (0, EpochSums::default()),
         };
-        let mut loader = self.loader(step)?;
+        let mut feed = Some(self.loader(step)?);
         if step == 0 {
             self.write_digests(0)?;
         }
         let (mut train_loss, mut test, mut stopped) = (f64::NAN, None, false);
         // When this piece of the epoch began, and what the pieces before it took.
-        let (mut began, mut before, mut waited) = (Instant::now(), sums, loader.waited_seconds());
+        let (mut began, mut before) = (Instant::now(), sums);
         let record_at = step + setup.steps.saturating_sub(step).saturating_sub(setup.record).min(UNRECORDED);
         while step < setup.steps {
             if step == record_at && setup.record > 0 {
@@ -355,13 +364,18 @@ impl<'a> Member<'a> {
             }
             let step_began = Instant::now();
             let learning_rate = setup.schedule.rate(step, self.steps_per_epoch, setup.steps);
-            let measured = self.step(&mut loader, step, learning_rate)?;
+            let loader = match &mut feed {
+                Some(loader) => loader,
+                none => none.insert(self.loader(step)?),
+            };
+            let waited = loader.waited_seconds();
+            let measured = self.step(loader, step, learning_rate)?;
+            sums.wait_seconds += loader.waited_seconds() - waited;
             step += 1;
             self.allow(step_began.elapsed());
             train_loss = measured.loss;
             add(&mut sums, &measured);
             sums.seconds = before.seconds + began.elapsed().as_secs_f64();
-            sums.wait_seconds = before.wait_seconds + loader.waited_seconds() - waited;
             let (epoch, seconds) = (step.div_ceil(self.steps_per_epoch), self.seconds());
             self.write(&MetricsLine::Step {
                 step,
@@ -381,6 +395,7 @@ impl<'a> Member<'a> {
                 if let (true, 0, Some(ignored)) = (epoch_ends, sums.samples, setup.network.loss.ignored()) {
                     return Err(Error::NothingCounts { epoch, ignored });
                 }
+                feed.take_if(|_| setup.test.is_some());
                 test = self.test(step)?;
                 let wait_seconds = sums.wait_seconds;
                 let train = scores(&sums);
@@ -399,7 +414,7 @@ impl<'a> Member<'a> {
             }
             if epoch_ends {
                 sums = EpochSums::default();
-                (began, before, waited) = (Instant::now(), sums, loader.waited_seconds());
+                (began, before) = (Instant::now(), sums);
             }
             let every = setup.checkpoint_every;
             if every > 0 && step < setup.steps && (epoch_ends || step % every == 0) {
@@ -459,7 +474,8 @@ impl<'a> Member<'a> {
         let buffers = self.engine.program(TRAIN).buffers.iter();
         let weights =
             buffers.filter(|b| b.home == Home::Kept && matches!(b.what, What::Parameter(..) | What::Shard(..)));
-        let own = [sent, self.engine.bytes() as u64, weights.map(|b| b.bytes as u64).sum()];
+        let held = self.engine.bytes() + self.fed_bytes;
+        let own = [sent, held as u64, weights.map(|b| b.bytes as u64).sum()];
         let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
         let all = gather(communicator, &Team::all(communicator), 0, &bytes)?.unwrap_or_default();
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("bug: eight bytes are a number"));

@@ -8,8 +8,8 @@ use convoy_train::data::{DataError, Dataset};
 use convoy_train::{
     Checkpoint, EpochSums, Error, MetricsLine, Outcome, RunFolder, Schedule, Setup, Start, digest, state, train,
 };
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 const IMAGE: Shape = Shape([1, 2, 1, 1, 1]);
@@ -203,6 +203,54 @@ fn seconds_of_an_epoch_go_on_after_an_interruption() {
     let epoch = lines.iter().find(|line| matches!(line, MetricsLine::Epoch { .. })).unwrap();
     let MetricsLine::Epoch { seconds, wait_seconds, .. } = epoch else { unreachable!() };
     assert!(*seconds > 10.0 && *wait_seconds >= 5.0, "{epoch:?}");
+}
+
+/// Data to test on, which sees how many hold the data to learn from.
+struct Watcher {
+    samples: Arc<Samples>,
+    learned_from: Weak<Samples>,
+    most: AtomicUsize,
+}
+
+impl Dataset for Watcher {
+    fn len(&self) -> usize {
+        self.samples.len()
+    }
+    fn sample_shape(&self) -> Shape {
+        self.samples.sample_shape()
+    }
+    fn target_shape(&self) -> Shape {
+        self.samples.target_shape()
+    }
+    fn classes(&self) -> Option<usize> {
+        self.samples.classes()
+    }
+    fn read_image(&self, index: usize, region: &Region, into: &mut [f32]) -> Result<(), DataError> {
+        self.most.fetch_max(self.learned_from.strong_count(), Relaxed);
+        self.samples.read_image(index, region, into)
+    }
+    fn read_target(&self, index: usize, region: &Region, into: &mut [f32]) -> Result<(), DataError> {
+        self.samples.read_target(index, region, into)
+    }
+    fn digest(&self) -> Result<String, DataError> {
+        self.samples.digest()
+    }
+}
+
+/// What is planned has batches to learn from or to test on, not both: who prepares the first is gone while the others are used,
+/// and begins again where it ended.
+#[test]
+fn batches_of_a_test_take_the_place_of_those_to_learn_from() {
+    let data = samples(&[0.0, 1.0, 2.0, 0.0, 1.0]);
+    let (samples, learned_from) = (samples(&[0.0, 1.0, 2.0]), Arc::downgrade(&data));
+    let watcher = Arc::new(Watcher { samples, learned_from, most: AtomicUsize::new(0) });
+    let tested = Setup { test: Some(watcher.clone()), ..setup(data.clone(), 8, 0.1) };
+    let found = run(&tested).unwrap();
+    // This test and the setup.
+    assert_eq!(watcher.most.load(Relaxed), 2);
+    assert_eq!(found.planned_bytes, tested.planned_bytes().unwrap());
+    let untested = run(&setup(data.clone(), 8, 0.1)).unwrap();
+    assert_eq!(digest(&found.weights), digest(&untested.weights));
 }
 
 #[test]

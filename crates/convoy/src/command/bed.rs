@@ -80,7 +80,9 @@ impl Bed<'_> {
     }
 
     pub fn measure(&mut self, crew: &mut Crew) -> Result<StepTimes, Errors> {
-        let own = crew.members.iter().map(|member| member.engine.bytes()).max().unwrap_or(0);
+        // With the batches that a run would hold, which are part of what is predicted.
+        let held = |member: &Member| member.engine.bytes() + member.engine.program(0).fed_bytes(1);
+        let own = crew.members.iter().map(held).max().unwrap_or(0);
         let planned_bytes = self.world.most(own as u64)? as usize;
         let (mut seconds, mut speeds) = (vec![], vec![]);
         let began = Instant::now();

@@ -5,7 +5,8 @@
 //!
 //! Always true
 //! - Batches come in the order of steps and hold the same bits for any number of threads.
-//! - A buffer that was given back is used again: in the steady state the loader allocates nothing.
+//! - A buffer that was given back is used again: in the steady state the loader allocates nothing, and it never holds more than
+//!   its [`bytes`](Loader::bytes), which are part of what a rank plans.
 //! - Whatever a thread meets, also a panic, comes out of `next` as the error of its step. Nobody waits forever.
 //!
 //! Knows nothing of layouts: images are dense, as the files have them.
@@ -17,9 +18,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
-
-/// Bytes of batches that may be under way or ready.
-const MOST_AHEAD: usize = 32 << 20;
 
 /// Epochs, and so steps, have 40 bits in a random number's counter.
 const MOST_STEPS: u64 = 1 << 40;
@@ -45,7 +43,8 @@ pub struct LoaderOptions {
     pub last_part: Option<Part>,
     /// Threads that prepare.
     pub workers: usize,
-    /// Batches that may be under way or ready: at least one for each worker, and no more where batches are large.
+    /// Batches that may be under way or ready: at least one for each worker, and no more where batches are large
+    /// ([`convoy_program::ahead`]).
     pub ahead: usize,
     /// The step to start at.
     pub first_step: u64,
@@ -65,7 +64,7 @@ impl Default for LoaderOptions {
             part: None,
             last_part: None,
             workers: 1,
-            ahead: 3,
+            ahead: convoy_program::AHEAD,
             first_step: 0,
             end_step: None,
         }
@@ -89,6 +88,11 @@ impl Part {
             targets: Region::whole(dataset.target_shape().with_samples(batch)),
         }
     }
+
+    /// Bytes of a batch of it.
+    fn bytes(&self) -> usize {
+        4 * (self.images.len() + self.targets.len())
+    }
 }
 
 /// A prepared batch, or a rank's part of one.
@@ -111,10 +115,11 @@ pub struct Batch {
 }
 
 impl Batch {
-    fn new() -> Batch {
+    /// An empty one with room for a part.
+    fn new(part: &Part) -> Batch {
         Batch {
-            images: Vec::new(),
-            targets: Vec::new(),
+            images: Vec::with_capacity(part.images.len()),
+            targets: Vec::with_capacity(part.targets.len()),
             image_shape: Shape([0; 5]),
             target_shape: Shape([0; 5]),
             samples: Vec::new(),
@@ -183,8 +188,7 @@ impl Loader {
             return Err(DataError::AugmentTarget { image, target });
         }
         let workers = options.workers.max(1);
-        let bytes = 4 * (part.images.len() + part.targets.len());
-        let ahead = options.ahead.min(MOST_AHEAD / bytes.max(1)).max(workers);
+        let ahead = convoy_program::ahead(part.bytes(), options.ahead, workers);
         let state = State {
             next: options.first_step,
             ahead: 0,
@@ -218,6 +222,11 @@ impl Loader {
     /// Batches of an epoch, the last partial one included.
     pub fn batches_per_epoch(&self) -> u64 {
         self.shared.batches
+    }
+
+    /// Bytes of all batches that it holds: those under way or ready, and one that is in use.
+    pub fn bytes(&self) -> usize {
+        (1 + self.shared.options.ahead) * self.shared.part.bytes()
     }
 
     /// The step whose batch [`next`](Loader::next) gives.
@@ -323,7 +332,7 @@ impl Shared {
         }
         state.next += 1;
         state.ahead += 1;
-        let mut batch = state.free.pop().unwrap_or_else(Batch::new);
+        let mut batch = state.free.pop().unwrap_or_else(|| Batch::new(&self.part));
         let epoch = step / self.batches;
         if state.epoch != Some(epoch) {
             state.epoch = Some(epoch);
