@@ -300,6 +300,32 @@ impl Observer for StopAfter<'_> {
     }
 }
 
+/// Samples too large for a rank: one is refused before it begins, four that share each sample train within the same budget.
+#[test]
+fn four_ranks_train_within_a_budget_that_one_cannot_keep() {
+    let place = Place::new();
+    let layer = |name: &str| {
+        format!("[[layer]]\nname = '{name}'\nkind = 'convolution'\nfilters = 16\nkernel = [3, 3]\npadding = [1, 1]\n")
+    };
+    let end = "[[layer]]\nname = 'pool'\nkind = 'global-average-pool'\n\
+               [[layer]]\nname = 'end'\nkind = 'fully-connected'\noutputs = 4\n";
+    let net = format!("name = 'wide'\ninput = [3, 64, 64]\n{}{}{}{end}", layer("a"), layer("b"), layer("c"));
+    place.file("net.toml", &net);
+    let job = "train --network net.toml --data synthetic:3x64x64:4 --batch 1 --steps 2 --test-data none --threads 1";
+    let planned = |object: &serde_json::Value| -> Vec<u64> {
+        object["planned_bytes"].as_array().unwrap().iter().map(|bytes| bytes.as_u64().unwrap()).collect()
+    };
+    let alone = place.json(job);
+    let (budget, runs) = (planned(&alone)[0] / 2, place.runs().len());
+    let said = place.bad(&format!("{job} --memory {budget}"));
+    assert!(said.starts_with("error: --memory: a rank needs ") && said.contains(" under data:1 on 1 rank, "), "{said}");
+    assert_eq!(place.runs().len(), runs, "nothing has begun");
+    let four = place.json(&format!("{job} --memory {budget} --ranks 4 --strategy spatial:2x2"));
+    assert_eq!((four["ranks"].as_u64(), four["steps"].as_u64()), (Some(4), Some(2)));
+    let held = planned(&four);
+    assert!(held.len() == 4 && held.iter().all(|&bytes| bytes <= budget), "{held:?} of {budget}");
+}
+
 #[test]
 fn a_resumed_run_has_the_bits_of_one_that_was_never_interrupted() {
     let place = Place::new();
