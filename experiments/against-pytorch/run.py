@@ -6,7 +6,7 @@
 
 In every round each network is run once by Convoy and once by PyTorch in every mode and layout named, one after the other,
 each in a process of its own. The opponent is the mode and layout with the least median. Writes raw.jsonl (every run as it
-was printed), table.md and plot.svg. Needs torch (requirements: `pip install torch`); torch.compile needs g++.
+was printed), machine.txt, table.md and plot.svg. Needs torch (requirements: `pip install torch`); torch.compile needs g++.
 """
 import argparse
 import json
@@ -16,6 +16,8 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+import machine
 
 # Network, batch, and by how much Convoy is to be faster.
 EVAL_CASES = [("resnet50", 16, 1.2), ("vgg16", 8, 1.2), ("mobilenet-v2", 32, 1.2)]
@@ -71,6 +73,7 @@ def measure(args):
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "command.txt").write_text(" ".join(sys.argv) + "\n")
+    machine.write(out)
     wanted = args.nets.split(",") if args.nets else [net for net, _, _ in CASES]
     with open(out / "raw.jsonl", "a") as raw:
         for round_ in range(args.rounds):

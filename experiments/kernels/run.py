@@ -5,7 +5,8 @@
     python3 run.py --table results/<date>-<machine>
 
 Builds with cargo and runs from the repository's root. In every round each way runs once, one after the other. Passes are sums over a network's
-layers as often as they occur, of the processor time of two threads; steps are by wall clock. Writes raw.jsonl, every run's own output, and table.md.
+layers as often as they occur, of the processor time of two threads; steps are by wall clock. Writes raw.jsonl, every run's own output, machine.txt and
+table.md.
 """
 import argparse
 import json
@@ -14,6 +15,9 @@ import re
 import statistics
 import subprocess
 import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+import machine
 
 EXAMPLE = "target/release/examples/convolutions"
 CONVOY = "target/release/convoy"
@@ -38,6 +42,7 @@ def measure(out, rounds):
     output(["cargo", "build", "--release", "-p", "convoy"])
     out.mkdir(parents=True, exist_ok=True)
     (out / "command.txt").write_text(" ".join(sys.argv) + "\n")
+    machine.write(out)
     with open(out / "raw.jsonl", "a") as raw:
         for round_ in range(rounds):
             for name, arguments in PASSES.items():

@@ -6,7 +6,7 @@
 
 Build Convoy with `--features mpi`; needs mpirun, and torch for the comparison with DDP. In every round each way of a case runs once, one
 after the other, in processes of its own. A way's figure is the median over rounds of the median step. Steps of Convoy are
-those of `convoy train` on synthetic data, from its metrics. Writes raw.jsonl and table.md.
+those of `convoy train` on synthetic data, from its metrics. Writes raw.jsonl, machine.txt and table.md.
 """
 import argparse
 import concurrent.futures
@@ -19,6 +19,9 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+import machine
+
 DDP = HERE.parent / "against-pytorch" / "bench_ddp.py"
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
@@ -104,6 +107,7 @@ def measure(args):
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "command.txt").write_text(" ".join(sys.argv) + "\n")
+    machine.write(out)
     with tempfile.TemporaryDirectory() as folder, open(out / "raw.jsonl", "a") as raw:
         for round_ in range(args.rounds):
             for case, (flags, batch, steps, _, ways) in CASES.items():
