@@ -2,8 +2,8 @@
 
 use convoy_kernels::{Mode, Pass, Update};
 use convoy_net::layers::{Activation, BatchNorm, Convolution};
-use convoy_net::{Kind, Network, zoo};
-use convoy_program::{Action, Options, Subject, lower};
+use convoy_net::{Kind, LayerId, Network, zoo};
+use convoy_program::{Action, BufferId, Home, Op, Options, Subject, What, lower};
 use convoy_split::{Rank, Strategy};
 
 fn options(batch: usize, mode: Mode) -> Options {
@@ -74,5 +74,43 @@ fn what_follows_a_convolution_is_done_with_it() {
         assert_eq!(has("norm", Pass::Statistics), sums, "{text} on {ranks}");
         assert_eq!(has("relu", Pass::Forward), relu, "{text} on {ranks}");
         assert!(has("norm", Pass::Forward) && has("relu", Pass::InputGradient(0)), "{text} on {ranks}");
+    }
+}
+
+/// A step keeps from the way there what the way back reads: images and outputs for weight gradients, a ReLU's output for its mask
+/// too, a batch norm's input and its few numbers a channel. What a convolution had before its ReLU is nowhere, nor what was normalised
+/// before its own, and Winograd's planes are gone.
+#[test]
+fn nothing_is_kept_that_the_way_back_does_not_read() {
+    let convolution = |filters: usize| Kind::Convolution(Convolution::new(filters, &[3, 3]).padding(1));
+    let mut network = Network::new("chain", &[16, 8, 8]);
+    network.push("a", convolution(32));
+    network.push("relu", Kind::Activation(Activation::Relu));
+    network.push("b", convolution(32));
+    network.push("norm", Kind::BatchNorm(BatchNorm::default()));
+    network.push("its relu", Kind::Activation(Activation::Relu));
+    network.push("c", convolution(32));
+    network.push("d", Kind::Convolution(Convolution::new(10, &[8, 8])));
+    let network = network.fused();
+    let layer = |name: &str| LayerId(network.layers.iter().position(|layer| layer.name == name).expect("a layer"));
+    let shapes = network.shapes(8).unwrap();
+    for ranks in [1, 2] {
+        let strategy = Strategy::parse("data", ranks, &network, &shapes).unwrap();
+        let program = lower(&network, &strategy, Rank(0), &options(8, Mode::Train)).unwrap();
+        let is_loss = |op: &Op| matches!(op.action, Action::Compute { subject: Subject::Loss, .. });
+        let [first, last] = [program.ops.iter().position(is_loss), program.ops.iter().rposition(is_loss)];
+        let [there, back] = [&program.ops[..first.unwrap()], &program.ops[last.unwrap() + 1..]];
+        let touch = |ops: &[Op], id: BufferId| ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id);
+        let kept =
+            program.buffers.iter().enumerate().filter(|(b, buffer)| {
+                buffer.home == Home::Step && touch(there, BufferId(*b)) && touch(back, BufferId(*b))
+            });
+        let kept: Vec<What> = kept.map(|(_, buffer)| buffer.what).collect();
+        let tensors = ["input", "relu", "b", "norm", "c"].map(|name| What::Tensor(layer(name), 0));
+        let numbers = What::Internal(Subject::Layer(layer("norm")), 0);
+        assert_eq!(kept, [&tensors[..], &[numbers]].concat(), "{ranks} ranks");
+        let small = program.buffers.iter().find(|buffer| buffer.what == numbers).unwrap().bytes;
+        assert!(small <= 32 * 8 * size_of::<f64>(), "{small} bytes for 32 channels");
+        assert!(program.buffers.iter().all(|buffer| buffer.what != What::Tensor(layer("a"), 0)), "{ranks} ranks");
     }
 }
