@@ -110,6 +110,11 @@ impl Windowed {
         Size::choose(g.winograd, self.square()?, target, g.output.shape)
     }
 
+    /// The same for the weight gradient.
+    fn winograd_for_weights(&self, g: &Geometry) -> Option<Size> {
+        Size::choose_for_weights(g.winograd, self.square()?, g.output.shape, g.leaves)
+    }
+
     fn before(&self) -> [isize; 2] {
         [1, 2].map(|i| self.windows[i].before as isize)
     }
@@ -162,7 +167,7 @@ impl Windowed {
 
     /// The same with the weight gradient.
     fn winograd_gradient<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Gradient) -> T) -> Option<T> {
-        let size = Size::choose_for_weights(g.winograd, self.square()?, g.output.shape, g.leaves)?;
+        let size = self.winograd_for_weights(g)?;
         Some(f(&winograd::Gradient {
             size,
             input: &g.inputs[0].layout,
@@ -387,7 +392,8 @@ impl Fast for Windowed {
 
     fn algorithm(&self, pass: Pass, g: &Geometry) -> Option<&'static str> {
         let winograd = match pass {
-            Pass::Forward | Pass::WeightGradient(0) => self.winograd(g, g.output.shape),
+            Pass::Forward => self.winograd(g, g.output.shape),
+            Pass::WeightGradient(0) => self.winograd_for_weights(g),
             Pass::InputGradient(_) => self.winograd(g, g.inputs[0].shape),
             _ => return None,
         };

@@ -1,0 +1,100 @@
+//! The algorithm that a pass is said to have is the one that its stages are. Outside of the crate: its own tests have a lower
+//! threshold for weight gradients than everybody else.
+
+use convoy_kernels::{Geometry, Layout, Mode, Pass, Stage, Tensor, Winograd, fast};
+use convoy_net::layers::Convolution;
+use convoy_net::{Axis, Kind, Region, Shape};
+
+const CHANNELS: usize = 32;
+
+/// A convolution of square windows that keeps planes of `points` x `points` as large as they are, on one rank.
+struct Problem {
+    batch: usize,
+    points: usize,
+    taps: usize,
+    winograd: Winograd,
+}
+
+impl Problem {
+    fn kind(&self) -> Kind {
+        Kind::Convolution(Convolution::new(CHANNELS, &[self.taps, self.taps]).padding(self.taps / 2))
+    }
+
+    fn geometry(&self) -> Geometry {
+        let shape = Shape([self.batch, CHANNELS, 1, self.points, self.points]);
+        let whole = Region::whole(shape);
+        let margin = (self.taps / 2) as isize;
+        let wide = [Axis::Height, Axis::Width].iter().fold(whole, |region, &axis| {
+            let (start, end) = region.range(axis);
+            region.with(axis, start - margin, end + margin)
+        });
+        let tensor = || Tensor { shape, layout: Layout::blocked(wide) };
+        Geometry {
+            layer: 0,
+            mode: Mode::Train,
+            leaves: 8,
+            inputs: vec![tensor()],
+            output: tensor(),
+            region: whole,
+            normed: whole.len() / CHANNELS,
+            summed: false,
+            rectified: false,
+            output_gradient: Some(Layout::blocked(wide)),
+            input_gradients: vec![Some((Layout::blocked(wide), whole))],
+            accumulate: vec![false],
+            winograd: self.winograd,
+        }
+    }
+
+    /// Products of each pass, forward, input gradient and weight gradient, of the definition's: Winograd's has at most two
+    /// thirds of them, or would not be used.
+    fn products(&self) -> [f64; 3] {
+        let (kind, geometry) = (self.kind(), self.geometry());
+        let twin = fast::twin(&kind);
+        let shape = geometry.output.shape;
+        let direct = kind.operation().flops(&[shape], shape) as f64;
+        let all = |stages: &[Stage]| stages.iter().map(|stage| stage.work.flops).sum::<f64>() / direct;
+        let mut weights = twin.backward(&geometry);
+        // The bias' gradient ends the weights', and has no products.
+        let bias = weights.iter().position(|stage| stage.pass == Pass::WeightGradient(1)).expect("a bias");
+        let inputs = weights.split_off(bias);
+        [all(&twin.forward(&geometry)), all(&inputs[1..]), all(&weights)]
+    }
+
+    fn algorithms(&self) -> [&'static str; 3] {
+        let (kind, geometry) = (self.kind(), self.geometry());
+        let passes = [Pass::Forward, Pass::InputGradient(0), Pass::WeightGradient(0)];
+        passes.map(|pass| fast::twin(&kind).algorithm(pass, &geometry).expect("a convolution has a choice"))
+    }
+}
+
+/// A weight gradient of leaves with few tiles is direct, whatever the other passes are: eight leaves of three samples with four
+/// tiles each have enough, of two they have not.
+#[test]
+fn a_pass_has_the_products_of_the_algorithm_it_is_said_to_have() {
+    let (off, two, four) = (Winograd::Off, Winograd::Two, Winograd::Four);
+    let (direct, small, large, wide) = ("direct", "winograd 2x2", "winograd 4x4", "winograd 2x2 of 5x5");
+    for (batch, points, taps, winograd, said) in [
+        (24, 8, 3, four, [large, large, large]),
+        (16, 8, 3, four, [large, large, direct]),
+        // Leaves of two and of three samples: the larger ones count.
+        (17, 8, 3, four, [large, large, large]),
+        // Sixteen tiles a sample.
+        (8, 8, 3, two, [small, small, small]),
+        (8, 6, 3, two, [small, small, direct]),
+        (16, 6, 3, two, [small, small, small]),
+        (8, 8, 5, four, [wide, wide, wide]),
+        (8, 6, 5, four, [wide, wide, direct]),
+        (24, 8, 5, two, [direct, direct, direct]),
+        (24, 8, 3, off, [direct, direct, direct]),
+    ] {
+        let problem = Problem { batch, points, taps, winograd };
+        let name = format!("batch {batch}, {points} points, {taps} taps, {winograd:?}");
+        assert_eq!(problem.algorithms(), said, "{name}");
+        for (share, said) in problem.products().into_iter().zip(said) {
+            // Direct passes may leave taps out that read zeros beyond the edges.
+            let is_direct = share > 2.0 / 3.0;
+            assert_eq!(is_direct, said == direct, "{name}: {said} with {share} of the products");
+        }
+    }
+}
