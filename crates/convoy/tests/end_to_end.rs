@@ -503,6 +503,91 @@ fn bench_prints_all_its_numbers() {
     assert!(of_c1("forward") && of_c1("weight gradient") && !of_c1("input gradient"), "{object}");
 }
 
+/// Convolutions of windows that Winograd's algorithm can do, on 8x8 points: a sample has four tiles of 4x4.
+const THICK: &str = r#"
+name = "thick"
+input = [16, 8, 8]
+layer = [
+    { name = "conv1", kind = "convolution", filters = 16, kernel = [3, 3], padding = [[1, 1], [1, 1]] },
+    { name = "relu1", kind = "activation", function = "relu" },
+    { name = "conv2", kind = "convolution", filters = 16, kernel = [3, 3], padding = [[1, 1], [1, 1]] },
+    { name = "fc", kind = "fully-connected", outputs = 10 },
+]
+"#;
+
+/// The cells of a line of a table that has none without text.
+fn cells(line: &str) -> Vec<&str> {
+    line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
+}
+
+#[test]
+fn every_pass_is_benched_with_its_algorithm_and_what_bounds_it() {
+    let place = Place::new();
+    place.file("thick.toml", THICK);
+    let said = place.good("bench thick.toml --batch 16 --threads 1 --steps 1 --layers --json");
+    let lines: Vec<&str> = said.lines().collect();
+    let object: serde_json::Value = serde_json::from_str(lines[lines.len() - 1]).unwrap();
+    assert_eq!(
+        cells(lines[1]),
+        [
+            "layer",
+            "pass",
+            "ms of all threads",
+            "GFLOP/s per thread",
+            "% of peak",
+            "GB/s",
+            "% of bandwidth",
+            "algorithm"
+        ]
+    );
+    let rows = object["layers"].as_array().unwrap();
+    for (row, line) in rows.iter().zip(&lines[2..]) {
+        let number = |field: &str| row[field].as_f64().unwrap_or_else(|| panic!("{field}: {row}"));
+        let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b;
+        let seconds = number("thread_seconds");
+        assert!(seconds > 0.0, "{row}");
+        assert!(near(number("gflops") * seconds, number("gflop")), "{row}");
+        assert!(near(number("gbytes") * 1e9 * seconds, number("bytes")), "{row}");
+        let of_bandwidth = number("gbytes") / object["memory_gbytes"].as_f64().unwrap();
+        assert!(near(number("share_of_bandwidth"), of_bandwidth), "{row}");
+        let cells = cells(line);
+        assert_eq!(cells[..2], [row["layer"].as_str().unwrap(), row["pass"].as_str().unwrap()], "{said}");
+        assert_eq!(cells[2], format!("{:.3}", 1e3 * seconds), "{said}");
+        // Layers of products have all columns.
+        if ["conv1", "conv2", "fc"].contains(&cells[0]) && cells[1] != "update" {
+            let of_peak = number("gflops") / object["fma_peak_gflops"].as_f64().unwrap();
+            assert!(number("gflop") > 0.0 && near(number("share_of_peak"), of_peak), "{row}");
+            let wanted = [
+                format!("{:.1}", number("gflops")),
+                format!("{:.0}", 100.0 * of_peak),
+                format!("{:.1}", number("gbytes")),
+                format!("{:.0}", 100.0 * of_bandwidth),
+                row["algorithm"].as_str().unwrap().to_string(),
+            ];
+            assert_eq!(cells[3..], wanted, "{said}");
+        } else {
+            assert!(row["algorithm"].is_null(), "{row}");
+        }
+    }
+    let of = |layer: &str| rows.iter().filter(|row| row["layer"] == layer).count();
+    // Forward, weight gradient and update; the gradient of images is nobody's.
+    assert_eq!((of("conv1"), of("conv2"), of("fc")), (3, 4, 4), "{said}");
+    let bounds = lines[2 + rows.len()];
+    assert_eq!(object["bounds"], bounds, "{said}");
+    let number = |word: &&str| word.parse::<f64>().is_ok();
+    let text: Vec<&str> = bounds.split(' ').map(|word| if number(&word) { "#" } else { word }).collect();
+    assert_eq!(
+        text.join(" "),
+        "products take # % of the threads' time, at # % of the peak of # GFLOP/s; passes over memory # %, at # % of # GB/s; \
+         # % nothing runs"
+    );
+    let numbers: Vec<f64> = bounds.split(' ').filter(number).map(|word| word.parse().unwrap()).collect();
+    assert!(numbers.iter().all(|number| number.is_sign_positive()), "{bounds}");
+    // Three shares that were rounded to whole numbers.
+    assert!((numbers[0] + numbers[3] + numbers[6] - 100.0).abs() <= 1.5, "{bounds}");
+    assert!(lines[3 + rows.len()].starts_with("folding gradients over leaves: "), "{said}");
+}
+
 #[test]
 fn models_check_and_completions_answer() {
     let place = Place::new();

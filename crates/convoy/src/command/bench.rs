@@ -30,7 +30,7 @@ pub const SEED: u64 = 1;
 pub const LEARNING_RATE: f32 = 1e-3;
 
 pub fn definition() -> Command {
-    let fields = ["network.classes", "network.input", "train.winograd", "parallel.threads"];
+    let fields = ["network.classes", "network.input", "train.leaves", "train.winograd", "parallel.threads"];
     let own = |key: &str, default: &'static str, help: &'static str| {
         let field = Field::find(key).expect("bug: a flag without a field");
         field_argument(field).default_value(default).help(help).help_heading(None)
@@ -113,6 +113,7 @@ struct Bench {
     batch: usize,
     mode: Mode,
     threads: usize,
+    leaves: usize,
     /// Of each step.
     seconds: Vec<f64>,
     planned_bytes: u64,
@@ -218,7 +219,8 @@ impl Bench {
             cost.algorithm = cost.algorithm.or(algorithm);
         }
         let planned_bytes = engine.bytes() as u64;
-        Ok(Bench { batch, mode, threads, seconds, planned_bytes, fold_seconds, parts })
+        let leaves = job.train.leaves;
+        Ok(Bench { batch, mode, threads, leaves, seconds, planned_bytes, fold_seconds, parts })
     }
 
     fn median(&self) -> f64 {
@@ -317,12 +319,15 @@ fn tell(network: &Network, bench: &Bench, peak: &Peak, matches: &ArgMatches) -> 
         ];
         say(&table(&header, &[1, 7], layers.iter().map(Row::cells).collect()))?;
         say(&bounds(bench, &layers, peak))?;
+        let folding = 100.0 * bench.fold_seconds / (step_seconds * bench.threads as f64);
+        say(&format!("folding gradients over leaves: {folding:.1} % of the step"))?;
     }
     if matches.get_flag("json") {
         let mut object = json!({
             "net": network.name,
             "batch": bench.batch,
             "threads": bench.threads,
+            "leaves": bench.leaves,
             "steps": bench.seconds.len(),
             "images_per_second": images,
             "step_seconds": step_seconds,
@@ -337,6 +342,7 @@ fn tell(network: &Network, bench: &Bench, peak: &Peak, matches: &ArgMatches) -> 
         });
         if matches.get_flag("layers") {
             object["layers"] = layers.iter().map(Row::object).collect();
+            object["bounds"] = json!(bounds(bench, &layers, peak));
         }
         say(&object.to_string())?;
     }
@@ -358,9 +364,10 @@ struct Row {
 impl Row {
     fn object(&self) -> Value {
         json!({
-            "layer": self.layer, "pass": self.pass, "thread_seconds": self.cost.seconds, "gflop": self.gflop,
-            "share_of_peak": self.of_peak, "bytes": self.cost.bytes, "share_of_bandwidth": self.of_bandwidth,
-            "algorithm": self.cost.algorithm,
+            "layer": self.layer, "pass": self.pass, "thread_seconds": self.cost.seconds,
+            "gflop": self.gflop, "gflops": self.gflop / self.cost.seconds, "share_of_peak": self.of_peak,
+            "bytes": self.cost.bytes, "gbytes": self.cost.bytes / 1e9 / self.cost.seconds,
+            "share_of_bandwidth": self.of_bandwidth, "algorithm": self.cost.algorithm,
         })
     }
 
@@ -414,22 +421,23 @@ fn rows(network: &Network, bench: &Bench, peak: &Peak) -> Result<Vec<Row>, Error
 fn bounds(bench: &Bench, rows: &[Row], peak: &Peak) -> String {
     let threads = bench.threads as f64;
     let all = bench.median() * threads;
-    let of = |bound: Bound| rows.iter().filter(move |row| row.bound() == bound);
-    let seconds = |bound: Bound| of(bound).map(|row| row.cost.seconds).sum::<f64>();
-    let (products, memory) = (seconds(Bound::Products), seconds(Bound::Memory));
-    let gflop: f64 = of(Bound::Products).map(|row| row.gflop).sum();
-    let gbytes: f64 = of(Bound::Memory).map(|row| row.cost.bytes).sum::<f64>() / 1e9;
+    // From zero on: the sum of no floats is minus zero, and would be printed so.
+    let sum = |bound: Bound, of: fn(&Row) -> f64| {
+        rows.iter().filter(|row| row.bound() == bound).fold(0.0, |sum, row| sum + of(row))
+    };
+    let [products, memory] = [Bound::Products, Bound::Memory].map(|bound| sum(bound, |row| row.cost.seconds));
+    let gflop = sum(Bound::Products, |row| row.gflop);
+    let gbytes = sum(Bound::Memory, |row| row.cost.bytes) / 1e9;
     let percent = |part: f64| 100.0 * part / all;
     format!(
         "products take {:.0} % of the threads' time, at {:.0} % of the peak of {:.1} GFLOP/s; passes over memory {:.0} %, at {:.0} % of \
-         {:.1} GB/s; {:.0} % nothing runs\nfolding gradients over leaves: {:.1} % of the step",
+         {:.1} GB/s; {:.0} % nothing runs",
         percent(products),
         100.0 * gflop / products.max(1e-9) / (peak.gflops / threads),
         peak.gflops,
         percent(memory),
         100.0 * gbytes / memory.max(1e-9) / (peak.gbytes / threads),
         peak.gbytes,
-        percent((all - products - memory).max(0.0)),
-        percent(bench.fold_seconds)
+        percent((all - products - memory).max(0.0))
     )
 }
