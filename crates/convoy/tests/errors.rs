@@ -48,6 +48,12 @@ fn unknown_words_come_with_a_suggestion() {
         "error: job.toml, line 2, [train].optimizer: unknown kind \"adamm\"\n  \
          help: did you mean `adam`? Else one of sgd, adam, adamw, rmsprop, lars",
     );
+    let tiles = "unknown word `3x3`\n  help: one of 4x4, 2x2, off";
+    for command in ["train", "bench lenet", "plan lenet", "eval --model lenet --weights w.safetensors"] {
+        check(&place, &format!("{command} --winograd 3x3"), &format!("error: --winograd: {tiles}"));
+    }
+    place.file("job.toml", "[train]\nwinograd = \"3x3\"\n");
+    check(&place, "train job.toml", &format!("error: job.toml, line 2, [train].winograd: {tiles}"));
     check(
         &place,
         "train --optimizer adam --momentum 0.5",
