@@ -8,7 +8,7 @@ use crate::calibration;
 use crate::error::Error;
 use crate::job::Job;
 use crate::links::Transport;
-use crate::plan_file;
+use crate::plan_file::{self, Remarks};
 use crate::survey;
 use crate::words::{bytes, short, size};
 use crate::world::World;
@@ -64,7 +64,8 @@ pub fn choose(world: &World, job: &Job, network: &Network) -> Result<Auto, Error
         false => None,
     };
     // As a file, whose reader makes the same of it on every rank.
-    let text = planned.as_ref().map(|(strategy, _)| plan_file::write(network, strategy, None).into_bytes());
+    let text =
+        planned.as_ref().map(|(strategy, _)| plan_file::write(network, strategy, &Remarks::default()).into_bytes());
     let text = world.told(text)?;
     let shapes = network.shapes(job.train.batch)?;
     let strategy =

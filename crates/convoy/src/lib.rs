@@ -28,6 +28,7 @@ mod job;
 mod links;
 pub mod machine;
 mod measured;
+mod part;
 mod plan_file;
 mod ready;
 mod run;

@@ -1,20 +1,22 @@
 //! Plan files: the grid of every layer, to be kept, read by people and changed by hand.
 //!
 //! [`write`] and [`read`] are each other's inverse. A line for each layer, with its six numbers of parts; what is left out of a
-//! line is 1. A layer whose line names `ranks` is on those, else on the first ones, as many as its grid has parts.
+//! line is 1. A layer whose line names `ranks` is on those, else on the first ones, as many as its grid has parts. What is predicted
+//! and by which algorithms layers are computed follows from the job, and stands there as [`Remarks`].
 //!
 //! Always true of a strategy that was read
 //! - It has every layer of its network, each cut in a way that the layer allows.
 //!
 //! docs/formats.md describes the file for people.
 
+use crate::part::Part;
 use convoy_net::{LayerId, Network, Shape, suggestion};
 use convoy_plan::mixed;
 use convoy_predict::Estimate;
 use convoy_split::{Grid, Placement, Rank, Strategy, check};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 const FORMAT: &str = "convoy-plan-1";
@@ -94,6 +96,18 @@ struct Row {
     width: usize,
     ranks: Option<Vec<usize>>,
     shares: Option<Vec<usize>>,
+    /// How its passes were computed when it was written: for people.
+    #[serde(default, rename = "algorithm")]
+    _algorithm: Value,
+}
+
+/// What a file says to people besides the strategy. It is not read back: the job decides.
+#[derive(Default)]
+pub struct Remarks<'a> {
+    /// By layer: how its parts are computed.
+    pub algorithms: Vec<BTreeMap<Part, &'static str>>,
+    /// The batch, and what was predicted for it.
+    pub predicted: Option<(usize, &'a Estimate)>,
 }
 
 fn one() -> usize {
@@ -147,10 +161,10 @@ impl Row {
     }
 }
 
-/// A strategy as a file; `predicted` is for people, and not read back.
-pub fn write(network: &Network, strategy: &Strategy, predicted: Option<(usize, &Estimate)>) -> String {
+/// A strategy as a file.
+pub fn write(network: &Network, strategy: &Strategy, remarks: &Remarks) -> String {
     let mut lines = vec![];
-    for (layer, placement) in network.layers.iter().zip(&strategy.placements) {
+    for (l, (layer, placement)) in network.layers.iter().zip(&strategy.placements).enumerate() {
         let Grid { sample, filter, channel, depth, height, width } = placement.grid;
         let name = Value::from(layer.name.as_str());
         let first: Vec<Rank> = (0..placement.ranks.len()).map(Rank).collect();
@@ -160,12 +174,13 @@ pub fn write(network: &Network, strategy: &Strategy, predicted: Option<(usize, &
             true => String::new(),
             false => format!(", \"shares\": {}", json!(placement.shares)),
         };
+        let algorithm = remarks.algorithms.get(l).map_or(String::new(), algorithm);
         lines.push(format!(
             "    {{ \"layer\": {name}, \"sample\": {sample}, \"filter\": {filter}, \"channel\": {channel}, \
-             \"depth\": {depth}, \"height\": {height}, \"width\": {width}{members}{shares} }}"
+             \"depth\": {depth}, \"height\": {height}, \"width\": {width}{members}{shares}{algorithm} }}"
         ));
     }
-    let predicted = predicted.map_or(String::new(), |(batch, e)| {
+    let predicted = remarks.predicted.map_or(String::new(), |(batch, e)| {
         let object = json!({ "batch": batch, "step_seconds": e.step_seconds, "memory_bytes": e.memory_bytes });
         format!(",\n  \"predicted\": {object}")
     });
@@ -176,6 +191,12 @@ pub fn write(network: &Network, strategy: &Strategy, predicted: Option<(usize, &
         strategy.ranks,
         lines.join(",\n")
     )
+}
+
+/// How a layer's parts are computed, as the end of its line.
+fn algorithm(parts: &BTreeMap<Part, &str>) -> String {
+    let parts: Vec<String> = parts.iter().map(|(part, how)| format!("\"{}\": \"{how}\"", part.name())).collect();
+    if parts.is_empty() { String::new() } else { format!(", \"algorithm\": {{ {} }}", parts.join(", ")) }
 }
 
 /// The strategy of a file, if it is one for this network and so many ranks.
@@ -245,8 +266,11 @@ fn by_layer<'a>(file: &'a File, path: &Path, ranks: usize, network: &Network) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::part;
+    use convoy_kernels::Winograd;
     use convoy_net::Kind;
     use convoy_net::layers::{Convolution, FullyConnected};
+    use convoy_program::Options;
 
     fn network() -> Network {
         let mut net = Network::new("small", &[3, 8, 8]);
@@ -261,6 +285,10 @@ mod tests {
         parse(text, Path::new("p.json"), ranks, &net, &net.shapes(4).unwrap())
     }
 
+    fn written(strategy: &Strategy) -> String {
+        write(&network(), strategy, &Remarks::default())
+    }
+
     #[test]
     fn what_was_written_is_read() {
         let net = network();
@@ -269,7 +297,7 @@ mod tests {
             ["data", "spatial", "filter", "channel", "data:2,spatial:2", "data:2,filter:2", "data:3+1,spatial:2"]
         {
             let strategy = Strategy::parse(words, 4, &net, &shapes).unwrap();
-            assert_eq!(again(&write(&net, &strategy, None), 4), Ok(strategy));
+            assert_eq!(again(&written(&strategy), 4), Ok(strategy));
         }
         let on = |grid: &str, ranks: &[usize]| Placement {
             grid: grid.parse().unwrap(),
@@ -280,7 +308,42 @@ mod tests {
             vec![on("data:3", &[0, 1, 2]), on("spatial:2", &[2, 0]), on("filter:3", &[2, 1, 0]), on("data:1", &[1])];
         let strategy = mixed(3, placements);
         assert_eq!(strategy.name, "mixed data:3 + spatial:2 + filter:3 + data:1");
-        assert_eq!(again(&write(&net, &strategy, None), 3), Ok(strategy));
+        assert_eq!(again(&written(&strategy), 3), Ok(strategy));
+    }
+
+    /// They follow from the job and the layer as a whole, whatever its grid; a reader asks the job again.
+    #[test]
+    fn algorithms_are_said_and_not_read() {
+        let mut net = Network::new("thick", &[16, 8, 8]);
+        net.push("first", Kind::Convolution(Convolution::new(16, &[3, 3]).padding(1)));
+        net.push("second", Kind::Convolution(Convolution::new(16, &[3, 3]).padding(1)));
+        net.push("fc", Kind::FullyConnected(FullyConnected::new(2)));
+        let [four, two, direct] = ["winograd 4x4", "winograd 2x2", "direct"];
+        for (batch, winograd, [forward, weights]) in [
+            // Twelve tiles a leaf, and eight.
+            (24, Winograd::Four, [four, four]),
+            (16, Winograd::Four, [four, direct]),
+            (16, Winograd::Two, [two, two]),
+            (24, Winograd::Off, [direct, direct]),
+        ] {
+            let options = Options { winograd, ..Options::plain(batch) };
+            let shapes = net.shapes(batch).unwrap();
+            for words in ["data", "spatial", "filter"] {
+                let strategy = Strategy::parse(words, 4, &net, &shapes).unwrap();
+                let remarks = Remarks { algorithms: part::algorithms(&net, &options).unwrap(), predicted: None };
+                let text = write(&net, &strategy, &remarks);
+                let said = |line: usize| text.lines().nth(6 + line).unwrap().split_once(", \"algorithm\": ");
+                assert_eq!(said(0).map(|(_, said)| said), None, "{text}");
+                // Nobody wants the gradient of images.
+                let first = format!("{{ \"forward\": \"{forward}\", \"weight gradient\": \"{weights}\" }} }},");
+                assert_eq!(said(1).map(|(_, said)| said), Some(first.as_str()), "batch {batch}, {words}");
+                let second = first.replace(", ", &format!(", \"input gradient\": \"{forward}\", "));
+                assert_eq!(said(2).map(|(_, said)| said), Some(second.as_str()), "batch {batch}, {words}");
+                let read = |text: &str| parse(text, Path::new("p.json"), 4, &net, &shapes);
+                assert_eq!(read(&text.replace("direct", "by hand")), Ok(strategy.clone()));
+                assert_eq!(read(&text), Ok(strategy));
+            }
+        }
     }
 
     #[test]
@@ -294,7 +357,7 @@ mod tests {
     #[test]
     fn rows_that_are_impossible_are_told() {
         let strategy = Strategy::parse("data", 2, &network(), &network().shapes(4).unwrap()).unwrap();
-        let text = write(&network(), &strategy, None);
+        let text = written(&strategy);
         let told = |from: &str, to: &str| again(&text.replacen(from, to, 1), 2).unwrap_err().to_string();
         let conv = "\"conv\", \"sample\": 2";
         assert_eq!(

@@ -4,17 +4,19 @@ use crate::draft::Draft;
 use crate::error::{Error, Errors};
 use crate::job::{AUTO, Job, ParallelFields, TestData};
 use crate::measured;
-use crate::plan_file;
+use crate::part;
+use crate::plan_file::{self, Remarks};
 use crate::ready::{self, Ready};
 use crate::world::World;
 use convoy_net::Network;
+use convoy_program::Options;
 use convoy_train::{Checkpoint, DamagedCheckpoint, Observer, Outcome, RunFolder, Setup, Start, Weights};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const NETWORK: &str = "network.toml";
-/// The grid of every layer.
+/// The grid of every layer, and how its passes are computed.
 pub const PLAN: &str = "plan.json";
 
 /// A job that is ready, with its folder.
@@ -102,8 +104,11 @@ impl Run {
             return Ok(());
         }
         self.folder.write_text(NETWORK, &self.ready.network.to_toml())?;
-        self.folder.write_text(PLAN, &plan_file::write(&self.ready.network, &self.ready.strategy, None))?;
         let mut job = self.ready.job.clone();
+        let (leaves, winograd) = (job.train.leaves, job.train.winograd);
+        let options = Options { leaves, winograd, ..Options::plain(job.train.batch) };
+        let remarks = Remarks { algorithms: part::algorithms(&self.ready.network, &options)?, predicted: None };
+        self.folder.write_text(PLAN, &plan_file::write(&self.ready.network, &self.ready.strategy, &remarks))?;
         if plan_file::is_one(&job.parallel.strategy) {
             // The plan as it is now, whatever becomes of the file that it was read from.
             let path = self.folder.path().join(PLAN);

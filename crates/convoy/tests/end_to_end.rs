@@ -588,6 +588,48 @@ fn every_pass_is_benched_with_its_algorithm_and_what_bounds_it() {
     assert!(lines[3 + rows.len()].starts_with("folding gradients over leaves: "), "{said}");
 }
 
+/// What a plan says, what a run's plan says and what is benched is the same: by flags and by a job's file.
+#[test]
+fn algorithms_are_as_the_job_says_and_as_the_plan_tells() {
+    let place = Place::new();
+    place.file("thick.toml", THICK);
+    let read =
+        |path: &Path| -> serde_json::Value { serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap() };
+    let of_conv2 = |plan: &serde_json::Value| {
+        let rows = plan["layers"].as_array().unwrap();
+        rows.iter().find(|row| row["layer"] == "conv2").unwrap()["algorithm"].clone()
+    };
+    let mut digests = vec![];
+    let [four, two, direct] = ["winograd 4x4", "winograd 2x2", "direct"];
+    for (job, flags, [forward, weights]) in [
+        ("", "--batch 24", [four, four]),
+        // Two samples of four tiles are too few for a leaf.
+        ("", "--batch 16", [four, direct]),
+        ("", "--batch 16 --leaves 1", [four, four]),
+        ("winograd = \"2x2\"", "--batch 16", [two, two]),
+        ("winograd = \"2x2\"", "--batch 16 --winograd off", [direct, direct]),
+    ] {
+        let wanted = serde_json::json!({ "forward": forward, "input gradient": forward, "weight gradient": weights });
+        place.file("job.toml", format!("[network]\nfile = \"thick.toml\"\n[train]\n{job}\n"));
+        let data = "--data synthetic:16x8x8:48 --test-data none --threads 1";
+        let trained = place.json(&format!("train job.toml {data} --steps 2 {flags}"));
+        let run = Path::new(trained["run"].as_str().unwrap());
+        assert_eq!(of_conv2(&read(&run.join("plan.json"))), wanted, "{job} {flags}");
+        digests.push(trained["weights_digest"].as_str().unwrap().to_string());
+        let flags =
+            if job.is_empty() || flags.contains("winograd") { flags.into() } else { format!("{flags} --winograd 2x2") };
+        place.good(&format!("plan thick.toml --ranks 2 --machine cpu-10g --strategy spatial {flags} --out p.json"));
+        assert_eq!(of_conv2(&read(&place.path().join("p.json"))), wanted, "{flags}");
+        let benched = place.json(&format!("bench thick.toml --threads 1 --steps 1 --layers {flags}"));
+        for row in benched["layers"].as_array().unwrap().iter().filter(|row| row["layer"] == "conv2") {
+            assert_eq!(row["algorithm"], wanted[row["pass"].as_str().unwrap()], "{flags}: {row}");
+        }
+    }
+    // Tiles of 4x4, of 2x2 and none, on the same batches.
+    let [_, four, _, two, off] = &digests[..] else { unreachable!() };
+    assert!(four != two && two != off && four != off, "{digests:?}");
+}
+
 #[test]
 fn models_check_and_completions_answer() {
     let place = Place::new();

@@ -7,12 +7,13 @@ use crate::error::{Error, Errors};
 use crate::fields::Field;
 use crate::job::Job;
 use crate::machine;
+use crate::part::{Part, algorithm};
 use crate::ready;
 use crate::words::{bytes, count, median, table};
 use crate::world::World;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use convoy_engine::{Batch, Engine, Settings};
-use convoy_kernels::{Mode, Moment, Pass, fast, fma_peak_gflops, memory_gbytes};
+use convoy_kernels::{Mode, Moment, fast, fma_peak_gflops, memory_gbytes};
 use convoy_net::zoo;
 use convoy_net::{LayerSummary, Network, Region};
 use convoy_program::{Action, Options, Program, Subject, lower};
@@ -149,23 +150,6 @@ impl Peak {
     }
 }
 
-/// Passes as people tell them apart.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
-    Forward,
-    InputGradient,
-    WeightGradient,
-    Update,
-    /// Moving and clearing memory, sums over samples.
-    Other,
-}
-
-impl Part {
-    fn name(self) -> &'static str {
-        ["forward", "input gradient", "weight gradient", "update", "other"][self as usize]
-    }
-}
-
 /// The row of all that belongs to no layer.
 const NO_LAYER: usize = usize::MAX;
 
@@ -214,9 +198,9 @@ impl Bench {
         for (time, place) in times.iter().zip(places(program)) {
             let cost: &mut Cost = parts.entry(place).or_default();
             cost.seconds += time.seconds / steps as f64;
-            let (bytes, algorithm) = asked(network, &program.ops[time.op].action);
-            cost.bytes += bytes;
-            cost.algorithm = cost.algorithm.or(algorithm);
+            let action = &program.ops[time.op].action;
+            cost.bytes += asked(action);
+            cost.algorithm = cost.algorithm.or(algorithm(network, action).map(|(_, _, algorithm)| algorithm));
         }
         let planned_bytes = engine.bytes() as u64;
         let leaves = job.train.leaves;
@@ -254,14 +238,8 @@ fn places(program: &Program) -> Vec<(usize, Part)> {
     for op in program.ops.iter().rev() {
         places.push(match &op.action {
             Action::Compute { subject: Subject::Layer(layer), stage, .. } => {
-                let part = match stage.pass {
-                    Pass::Transform(_) => next.get(&layer.0).copied().unwrap_or(Part::Forward),
-                    Pass::InputGradient(_) | Pass::GradientStatistics | Pass::GradientCoefficients => {
-                        Part::InputGradient
-                    }
-                    Pass::WeightGradient(_) => Part::WeightGradient,
-                    _ => Part::Forward,
-                };
+                let following = || next.get(&layer.0).copied().unwrap_or(Part::Forward);
+                let part = Part::of(stage.pass).unwrap_or_else(following);
                 next.insert(layer.0, part);
                 (layer.0, part)
             }
@@ -273,15 +251,11 @@ fn places(program: &Program) -> Vec<(usize, Part)> {
     places
 }
 
-/// Bytes that an op reads and writes, and how it computes.
-fn asked(network: &Network, action: &Action) -> (f64, Option<&'static str>) {
+/// Bytes that an op reads and writes.
+fn asked(action: &Action) -> f64 {
     match action {
-        Action::Compute { subject: Subject::Layer(layer), geometry, stage, .. } => {
-            let twin = fast::twin(&network.layers[layer.0].kind);
-            (stage.work.bytes, twin.algorithm(stage.pass, geometry))
-        }
-        Action::Compute { stage, .. } | Action::Update { stage, .. } => (stage.work.bytes, None),
-        _ => (0.0, None),
+        Action::Compute { stage, .. } | Action::Update { stage, .. } => stage.work.bytes,
+        _ => 0.0,
     }
 }
 

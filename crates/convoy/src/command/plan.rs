@@ -4,7 +4,8 @@ use super::question::{Asked, arguments};
 use super::simulate::small_seconds;
 use super::{json_argument, path, path_argument, say};
 use crate::error::{Error, Errors};
-use crate::plan_file;
+use crate::part;
+use crate::plan_file::{self, Remarks};
 use crate::words::{bytes, grouped, seconds, size, table};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command};
@@ -88,8 +89,12 @@ pub fn run(matches: &ArgMatches) -> Result<(), Errors> {
     say(&format!("\n{why}"))?;
     if let Some(path) = path(matches, "out") {
         let Candidate { strategy, estimate, .. } = plan.chosen();
-        let text = plan_file::write(&asked.network, strategy, Some((asked.options.batch, estimate)));
-        std::fs::write(path, text).map_err(Error::file("write", path))?;
+        let remarks = Remarks {
+            algorithms: part::algorithms(&asked.network, &asked.options).map_err(Error::from)?,
+            predicted: Some((asked.options.batch, estimate)),
+        };
+        std::fs::write(path, plan_file::write(&asked.network, strategy, &remarks))
+            .map_err(Error::file("write", path))?;
     }
     if matches.get_flag("json") {
         let candidates = plan.candidates.iter().map(|c| {
