@@ -258,6 +258,13 @@ impl Problem {
         }
     }
 
+    /// All stages of the fast twin, in order.
+    pub fn stages(&self) -> Vec<Stage> {
+        let (twin, g) = (fast::twin(&self.kind), self.geometry());
+        let backward = if self.mode == Mode::Train { twin.backward(&g) } else { vec![] };
+        twin.forward(&g).into_iter().chain(backward).collect()
+    }
+
     pub fn fast(&self, values: &Values) -> Outcome {
         self.fast_with(values, &self.geometry())
     }

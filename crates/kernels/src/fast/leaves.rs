@@ -6,8 +6,8 @@ use super::isa::{Isa, isa};
 use crate::{BLOCK, Kernel, Operand, Operands, Work};
 use std::ops::Range;
 
-/// Floats folded at once: with all levels of the tree they stay in the second-level cache.
-const PIECE: usize = 4096;
+/// Floats folded at once: with all levels of the tree they stay in the second-level cache. Tests have few weights.
+const PIECE: usize = if cfg!(test) { 128 } else { 4096 };
 /// Floats of a tile, at most.
 const TILE: usize = 8 * PIECE;
 

@@ -30,8 +30,8 @@ pub fn both(a: Span, b: Span) -> Span {
     (a.0.max(b.0), a.1.min(b.1))
 }
 
-/// Bytes that a tile should read and write: some 100 microseconds of one core.
-const TILE_BYTES: usize = 1 << 19;
+/// Bytes that a tile should read and write: some 100 microseconds of one core. Tests have small tensors.
+pub const TILE_BYTES: usize = if cfg!(test) { 1 << 11 } else { 1 << 19 };
 
 /// One row of a region: what a kernel computes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

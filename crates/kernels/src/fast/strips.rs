@@ -3,7 +3,7 @@
 //! A sample's rows (over depth and height, in order) are grouped into strips of about [`POINTS`] points. Strips lie on the
 //! tensor's own rows, whatever part of it is here: a sum over a strip that is here whole has the same bits everywhere.
 
-use super::lines::Span;
+use super::lines::{Span, TILE_BYTES};
 use crate::BLOCK;
 use convoy_net::{Axis, Region, Shape};
 use std::ops::Range;
@@ -11,9 +11,6 @@ use std::ops::Range;
 /// Points of a strip, about. Strips that are not a sample's only one are so many rows, or multiples: whole rows of Winograd's tiles.
 const POINTS: usize = 1024;
 const ROWS: usize = 4;
-
-/// Bytes that a tile should read: some 100 microseconds of one core.
-const TILE_BYTES: usize = 1 << 19;
 
 /// The strips of a region, by sample, strip and block.
 #[derive(Clone, Debug)]

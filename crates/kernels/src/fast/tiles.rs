@@ -8,15 +8,17 @@ const LEAST: f64 = 2e6;
 /// The same where a pass moves memory, in bytes. A core moves some 15 in a nanosecond.
 const USUAL_BYTES: f64 = 1e6;
 const LEAST_BYTES: f64 = 256e3;
+/// Tests have small passes, and tiles to match.
+const PART: f64 = if cfg!(test) { 1.0 / 128.0 } else { 1.0 };
 
 /// For so many floating-point operations.
 pub fn of_flops(flops: f64) -> usize {
-    between(flops / USUAL, flops / LEAST)
+    between(flops / (USUAL * PART), flops / (LEAST * PART))
 }
 
 /// For so many bytes moved.
 pub fn of_bytes(bytes: f64) -> usize {
-    between(bytes / USUAL_BYTES, bytes / LEAST_BYTES)
+    between(bytes / (USUAL_BYTES * PART), bytes / (LEAST_BYTES * PART))
 }
 
 /// The same, no more than workers need.
@@ -35,9 +37,9 @@ mod tests {
     #[test]
     fn small_passes_have_few_tiles() {
         for (flops, tiles) in [(0.0, 1), (3e6, 1), (4e6, 2), (1e7, 5), (5e7, 16), (1e9, 200)] {
-            assert_eq!(of_flops(flops), tiles, "{flops}");
+            assert_eq!(of_flops(flops * PART), tiles, "{flops}");
         }
-        assert_eq!(of_bytes(512e3), 2);
-        assert_eq!(enough(of_bytes(1e9)), 16);
+        assert_eq!(of_bytes(512e3 * PART), 2);
+        assert_eq!(enough(of_bytes(1e9 * PART)), 16);
     }
 }

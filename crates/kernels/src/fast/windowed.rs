@@ -15,9 +15,9 @@ use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage};
 use convoy_net::{Axis, Edge, Region, Shape};
 
 /// Numbers of what Winograd's passes make on their way, and of sums of subtrees of leaves: pass `Transform(n)` writes `Internal(n)`.
-const FORWARD: [usize; 3] = [1, 2, 3];
+pub(super) const FORWARD: [usize; 3] = [1, 2, 3];
 const BACKWARD: [usize; 3] = [4, 5, 6];
-const GRADIENT: usize = 7;
+pub(super) const GRADIENT: usize = 7;
 
 /// Which way a layer's forward goes through its windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! Windowed layers against their reference twins, over random shapes; and what may not change a bit.
 
+use super::GRADIENT;
 use crate::fast::isa;
 use crate::fast::strips::Strips;
 use crate::twin::{Numbers, Outcome, Problem, check, halves};
-use crate::{BLOCK, Geometry, Layout, Mode, Winograd};
+use crate::{BLOCK, Geometry, Layout, Mode, Operand, Pass, Winograd};
 use convoy_net::layers::{Activation, Convolution, FullyConnected, TransposedConvolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
@@ -107,9 +108,23 @@ fn bits(outcome: &Outcome) -> Vec<u32> {
     gradients.chain([&outcome.output.data]).flatten().map(|&v| (v as f32 + 0.0).to_bits()).collect()
 }
 
+/// Problems are small, and so are tiles: else there would be no order of them, and nothing for a second thread.
+fn have_several_tiles(problems: &[Problem]) {
+    for pass in [Pass::Forward, Pass::InputGradient(0), Pass::WeightGradient(0)] {
+        let tiles = |problem: &Problem| problem.stages().iter().find(|s| s.pass == pass).map_or(0, |s| s.tiles);
+        let several = problems.iter().filter(|problem| tiles(problem) > 2).count();
+        assert!(2 * several > problems.len(), "{pass:?}: {several} of {} have more than two tiles", problems.len());
+    }
+    let subtrees = Operand::Internal(GRADIENT);
+    let apart = problems.iter().filter(|problem| problem.stages().iter().any(|s| s.reads.contains(&subtrees))).count();
+    assert!(4 * apart > problems.len(), "{apart} of {} sum subtrees of leaves apart", problems.len());
+}
+
 #[test]
 fn tile_orders_and_instruction_sets_agree_to_the_bit() {
-    for problem in problems(40).iter().map(rounding) {
+    let problems: Vec<Problem> = problems(40).iter().map(rounding).collect();
+    have_several_tiles(&problems);
+    for problem in problems {
         let values = problem.values();
         let first = problem.fast(&values);
         let other = Problem { seed: problem.seed + 1, ..problem.clone() };

@@ -29,8 +29,9 @@ use std::ops::Range;
 const PAIR: usize = BLOCK * BLOCK;
 /// Floats of scratch that a fused pass may use.
 const SCRATCH: usize = 2 << 20;
-/// Tiles that a fused pass takes at once, if its scratch allows.
-const FUSED_TILES: usize = 96;
+/// Tiles that a fused pass takes at once: at least, and at most if its scratch allows. Tests have few tiles.
+const FEWEST_TILES: usize = if cfg!(test) { 3 } else { 24 };
+const FUSED_TILES: usize = if cfg!(test) { 7 } else { 96 };
 /// Tiles that a leaf should have. With 8, resnet50's 512 -> 512 on 7 x 7 points took 39 ms instead of 21 directly; with 16, vgg16's
 /// on 14 x 14 took 32 instead of 43. Tests have few tiles.
 const LEAF_TILES: usize = if cfg!(test) { 1 } else { 12 };
@@ -266,7 +267,7 @@ impl Windows {
 /// Tiles that a fused pass takes at once, for so many channel blocks in scratch.
 fn at_once(size: Size, blocks: usize) -> usize {
     let most = FUSED_TILES * if size == Size::Two { 2 } else { 1 };
-    (SCRATCH / (size.planes() * blocks * BLOCK)).clamp(24, most)
+    (SCRATCH / (size.planes() * blocks * BLOCK)).clamp(FEWEST_TILES, most)
 }
 
 /// `len` in parts of at most `most`, all about as long: how long.

@@ -2,8 +2,9 @@
 
 use super::{FORCED, Size};
 use crate::fast::isa;
+use crate::fast::windowed::{FORWARD, GRADIENT};
 use crate::twin::{Numbers, Outcome, Problem, check, halves};
-use crate::{Layout, Mode, Winograd};
+use crate::{Layout, Mode, Pass, Winograd};
 use convoy_net::layers::{Activation, Convolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
@@ -93,6 +94,30 @@ fn bits(outcome: &Outcome) -> Vec<u32> {
     let gradients = outcome.gradients.iter();
     let gradients = gradients.flat_map(|g| g.inputs.iter().map(|i| &i.data).chain(&g.parameters));
     gradients.chain([&outcome.output.data]).flatten().map(|&v| (v as f32 + 0.0).to_bits()).collect()
+}
+
+/// Problems are small, and so are tiles: else there would be no order of them, and nothing for a second thread. Where a tile is a
+/// block of channels there are at least two.
+#[test]
+fn problems_have_several_tiles() {
+    let wide = (0..24).filter_map(|seed| problem(seed, 5, false));
+    let kinds: [Vec<Problem>; 3] =
+        [problems(24, false).map(two).collect(), problems(24, false).map(four).collect(), wide.map(four).collect()];
+    for problems in kinds {
+        let most_have = |pass: Pass, least: usize| {
+            let tiles = |p: &Problem| p.stages().iter().find(|s| s.pass == pass).map_or(0, |s| s.tiles);
+            let several = problems.iter().filter(|p| tiles(p) >= least).count();
+            assert!(2 * several > problems.len(), "{pass:?}: {several} of {} have {least} tiles", problems.len());
+        };
+        let [windows, products] = [1, 2].map(|i| Pass::Transform(FORWARD[i]));
+        let (forward, input) = (Pass::Forward, Pass::InputGradient(0));
+        FORCED.set(Some(true));
+        [windows, forward, input].into_iter().for_each(|pass| most_have(pass, 2));
+        most_have(products, 3);
+        FORCED.set(Some(false));
+        [forward, input, Pass::Transform(GRADIENT), Pass::WeightGradient(0)].into_iter().for_each(|p| most_have(p, 3));
+        FORCED.set(None);
+    }
 }
 
 #[test]
