@@ -1,16 +1,22 @@
 //! The judge: runs a layer's fast stages as an engine would, on awkward memory, and compares with its reference twin.
 //!
-//! A [`Problem`] is a layer, its input shapes and a seed. Memory is poisoned with NaN before use and margins are wider than
-//! needed, so that a kernel that reads what it should not, or writes outside its region, is caught. Tiles run in a shuffled
-//! order.
+//! A [`Problem`] is a layer, its input shapes and a seed. Memory is poisoned with NaN before use, margins are wider than
+//! needed and guards lie around every buffer, so that a kernel that reads what it should not, or writes outside its region, is
+//! caught. Tiles run in shuffled orders.
+//!
+//! Every stage is run again in other ways, on several threads and on every instruction set that this processor has: with the same
+//! bits.
 
+use crate::fast::isa::{self, Set};
 use crate::fast::norm::COLUMNS;
 use crate::fast::strips::Strips;
 use crate::fast::{self, fold};
 use crate::reference::{self, Array, Call, Gradients};
-use crate::{Geometry, Layout, Make, Mode, Moment, Operand, Operands, Slot, Stage, Tensor, Winograd};
+use crate::{Geometry, Kernel, Layout, Make, Mode, Moment, Operand, Operands, Pass, Slot, Stage, Tensor, Winograd};
 use convoy_net::{AXES, Axis, Edge, Init, Kind, Region, Role, Shape};
 use std::collections::HashMap;
+use std::sync::Barrier;
+use std::thread;
 
 /// A layer to judge.
 #[derive(Clone, Debug)]
@@ -75,19 +81,31 @@ impl Numbers {
     }
 }
 
-/// Floats that start as NaN, aligned to 64 bytes.
+/// What lies around every memory: a NaN that nothing computes.
+const GUARD: u32 = 0x7fab_cdef;
+/// Floats of it on each side, at least: four lines.
+const GUARDS: usize = 64;
+
+/// Floats that start as NaN, aligned to 64 bytes, between guards.
 pub struct Memory {
     all: Vec<f32>,
-    /// Floats before the first that is so aligned.
+    /// Guards before the first float.
     before: usize,
     floats: usize,
 }
 
 impl Memory {
     pub fn poisoned(floats: usize) -> Memory {
-        let all = vec![f32::NAN; floats + 48];
-        let before = all.as_ptr().align_offset(64);
+        let mut all = vec![f32::from_bits(GUARD); GUARDS + 15 + floats + GUARDS];
+        let before = all.as_ptr().align_offset(64) + GUARDS;
+        all[before..][..floats].fill(f32::NAN);
         Memory { all, before, floats }
+    }
+    /// Panics if a guard was written.
+    pub fn assert_guarded(&self, what: &str) {
+        let guards = self.all[..self.before].iter().chain(&self.all[self.before + self.floats..]);
+        let written = guards.filter(|v| v.to_bits() != GUARD).count();
+        assert_eq!(written, 0, "{what}: floats outside were written");
     }
     pub fn slice(&self) -> &[f32] {
         &self.all[self.before..][..self.floats]
@@ -302,28 +320,23 @@ impl Problem {
                 .collect()
         });
         let output = &memory[&Operand::Output];
-        outside_untouched(output, &g.output.layout, &g.region, "output");
+        outside_untouched(output, &g.output.layout, &g.region, f32::NAN, "output");
         let output = fetch(output, &g.output.layout, &g.region);
         let mut gradients = None;
         if self.mode == Mode::Train {
             let dy = g.output_gradient.as_ref().expect("training");
             memory.insert(Operand::OutputGradient, store(&values.dy, dy, [false; AXES]));
+            let before = |i: usize| if g.accumulate[i] { BEFORE as f32 } else { f32::NAN };
             for (i, gradient) in g.input_gradients.iter().enumerate() {
-                if let Some((layout, _)) = gradient {
-                    let mut m = Memory::poisoned(layout.len);
-                    if g.accumulate[i] {
-                        m.slice_mut().fill(BEFORE as f32);
-                    }
-                    memory.insert(Operand::InputGradient(i), m);
+                if let Some((layout, computed)) = gradient {
+                    memory.insert(Operand::InputGradient(i), held(layout, computed, before(i)));
                 }
             }
             run_all(&mut memory, &twin.backward(g), g, self.seed, &|pass| twin.prepare(pass, g));
             let inputs = g.input_gradients.iter().enumerate().map(|(i, gradient)| {
                 let (layout, computed) = gradient.as_ref().expect("wanted");
                 let memory = &memory[&Operand::InputGradient(i)];
-                if !g.accumulate[i] {
-                    outside_untouched(memory, layout, computed, "input gradient");
-                }
+                outside_untouched(memory, layout, computed, before(i), "input gradient");
                 let mut array = fetch(memory, layout, computed);
                 if g.accumulate[i] {
                     array.data.iter_mut().for_each(|v| *v -= BEFORE);
@@ -366,46 +379,72 @@ fn wrap(array: Array, region: &Region, shape: Shape) -> Array {
     out
 }
 
-/// Margins were poisoned and must still be; filler channels inside the region must be zero.
-pub fn outside_untouched(memory: &Memory, layout: &Layout, region: &Region, what: &str) {
+/// What a float of a stored tensor is to a region of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// A margin, or between rows or samples.
+    Outside,
+    Element,
+    /// Behind the last channel of one of its points.
+    Filler,
+}
+
+/// What every float of a layout is.
+fn places(layout: &Layout, region: &Region) -> Vec<Place> {
+    let mut places = vec![Place::Outside; layout.len];
     let s = &layout.stored;
-    let last = layout.blocks * layout.block;
     for n in s.start[0]..s.end[0] {
         for d in s.start[2]..s.end[2] {
             for h in s.start[3]..s.end[3] {
                 for w in s.start[4]..s.end[4] {
                     let point = Region { start: [n, s.start[1], d, h, w], end: [n + 1, s.end[1], d + 1, h + 1, w + 1] };
-                    let inside = region.contains(&point);
-                    for c in 0..last {
-                        let v = memory.slice()[layout.offset(n, c / layout.block, d, h, w) + c % layout.block];
-                        if !inside {
-                            assert!(v.is_nan(), "{what}: the margin at {point} was written");
-                        } else if c >= s.size_of_channels() {
-                            assert_eq!(v, 0.0, "{what}: filler channel {c} at {point} is not zero");
-                        }
+                    if !region.contains(&point) {
+                        continue;
+                    }
+                    for c in 0..layout.blocks * layout.block {
+                        let i = layout.offset(n, c / layout.block, d, h, w) + c % layout.block;
+                        places[i] = if c < s.size(Axis::Channel) { Place::Element } else { Place::Filler };
                     }
                 }
             }
         }
     }
+    places
 }
 
-trait Channels {
-    fn size_of_channels(&self) -> usize;
+/// A gradient that holds `before` already, or nothing (NaN). Filler of what holds something is zero.
+pub fn held(layout: &Layout, region: &Region, before: f32) -> Memory {
+    let mut memory = Memory::poisoned(layout.len);
+    for (value, place) in memory.slice_mut().iter_mut().zip(places(layout, region)) {
+        *value = if place == Place::Filler && !before.is_nan() { 0.0 } else { before };
+    }
+    memory
 }
-impl Channels for Region {
-    fn size_of_channels(&self) -> usize {
-        self.size(Axis::Channel)
+
+/// All outside the region was `before` and must still be; filler channels inside must be zero.
+pub fn outside_untouched(memory: &Memory, layout: &Layout, region: &Region, before: f32, what: &str) {
+    for (i, (v, place)) in memory.slice().iter().zip(places(layout, region)).enumerate() {
+        match place {
+            Place::Outside => {
+                assert_eq!(
+                    v.to_bits(),
+                    before.to_bits(),
+                    "{what}: float {i}, outside {region}, was written: {layout:?}"
+                )
+            }
+            Place::Filler => assert_eq!(*v, 0.0, "{what}: float {i}, filler of {region}, is not zero: {layout:?}"),
+            Place::Element => {}
+        }
     }
 }
 
-/// Runs stages in order, tiles of each in a shuffled order; partial sums are folded after the stage that made them.
+/// Runs stages in order, tiles of each in shuffled orders; partial sums are folded after the stage that made them.
 pub fn run_all(
     memory: &mut HashMap<Operand, Memory>,
     stages: &[Stage],
     g: &Geometry,
     seed: u64,
-    prepare: &dyn Fn(crate::Pass) -> Box<dyn crate::Kernel>,
+    prepare: &dyn Fn(Pass) -> Box<dyn Kernel>,
 ) {
     run_at(memory, stages, g, Moment { seed, step: 3, learning_rate: 0.1 }, prepare)
 }
@@ -416,7 +455,7 @@ pub fn run_at(
     stages: &[Stage],
     g: &Geometry,
     moment: Moment,
-    prepare: &dyn Fn(crate::Pass) -> Box<dyn crate::Kernel>,
+    prepare: &dyn Fn(Pass) -> Box<dyn Kernel>,
 ) {
     let mut numbers = Numbers::new(moment.seed + 17);
     for stage in stages {
@@ -429,31 +468,7 @@ pub fn run_at(
             };
             memory.insert(operand, Memory::poisoned(floats));
         }
-        let kernel = prepare(stage.pass);
-        let used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
-        let slots: Vec<(Operand, Slot)> = used
-            .iter()
-            .map(|o| {
-                (
-                    *o,
-                    memory
-                        .get_mut(o)
-                        .unwrap_or_else(|| panic!("{:?} uses {o:?}, which is not there", stage.pass))
-                        .slot(),
-                )
-            })
-            .collect();
-        let mut order: Vec<usize> = (0..stage.tiles).collect();
-        for i in (1..order.len()).rev() {
-            order.swap(i, numbers.below(i + 1));
-        }
-        // SAFETY: slots are the operands' own memory, and one thread runs one tile at a time.
-        let operands = unsafe { Operands::new(&slots, moment) };
-        let mut scratch = Memory::poisoned(stage.scratch);
-        for tile in order {
-            scratch.slice_mut().fill(f32::NAN);
-            kernel.run(tile, &operands, scratch.slice_mut());
-        }
+        run_in_all_ways(memory, stage, moment, &mut numbers, prepare);
         for make in &stage.makes {
             if let Make::Partial { number, strips, columns } = *make {
                 let samples = g.region.start[0] as usize..g.region.end[0] as usize;
@@ -470,6 +485,109 @@ pub fn run_at(
             }
         }
     }
+}
+
+/// How the tiles of a stage are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    threads: usize,
+    set: Set,
+}
+
+/// Operations of a stage that are also done by other instruction sets: without a fused multiply-add a call is made for each, and
+/// larger products are compared by tests of their own.
+const FEW_FLOPS: f64 = 4e5;
+
+impl Way {
+    /// The first is as an engine with one worker would.
+    fn all(stage: &Stage) -> Vec<Way> {
+        let best = isa::set();
+        let threads = (1..=stage.tiles.clamp(1, 3)).map(|threads| Way { threads, set: best });
+        let sets = [Set::Avx2, Set::Portable].into_iter().filter(|set| *set < best && stage.work.flops <= FEW_FLOPS);
+        threads.chain(sets.map(|set| Way { threads: 1, set })).collect()
+    }
+
+    /// Runs tiles, in order on each thread.
+    fn run(self, stage: &Stage, kernel: &dyn Kernel, operands: &Operands, tiles: &[usize]) {
+        let share = |first: usize| {
+            let mut scratch = Memory::poisoned(stage.scratch);
+            for &tile in tiles.iter().skip(first).step_by(self.threads) {
+                scratch.slice_mut().fill(f32::NAN);
+                kernel.run(tile, operands, scratch.slice_mut());
+                scratch.assert_guarded("scratch");
+            }
+        };
+        if self.threads == 1 {
+            return isa::at_most(self.set, || share(0));
+        }
+        let (share, together) = (&share, &Barrier::new(self.threads));
+        thread::scope(|scope| {
+            for first in 0..self.threads {
+                scope.spawn(move || {
+                    together.wait();
+                    isa::at_most(self.set, || share(first));
+                });
+            }
+        });
+    }
+}
+
+/// Runs a stage in one way after the other from the same memory. All give the same bits, write inside what they write, and leave
+/// alone what they only read.
+fn run_in_all_ways(
+    memory: &mut HashMap<Operand, Memory>,
+    stage: &Stage,
+    moment: Moment,
+    numbers: &mut Numbers,
+    prepare: &dyn Fn(Pass) -> Box<dyn Kernel>,
+) {
+    let mut used: Vec<Operand> = stage.reads.iter().chain(&stage.writes).copied().collect();
+    used.sort();
+    used.dedup();
+    let missing = |o: &Operand| -> ! { panic!("{:?} uses {o:?}, which is not there", stage.pass) };
+    let copies = |memory: &HashMap<Operand, Memory>| -> Vec<Vec<f32>> {
+        used.iter().map(|o| memory.get(o).unwrap_or_else(|| missing(o)).slice().to_vec()).collect()
+    };
+    let before = copies(memory);
+    let mut first: Option<Vec<Vec<f32>>> = None;
+    for way in Way::all(stage) {
+        for (operand, before) in used.iter().zip(&before) {
+            memory.get_mut(operand).expect("there").slice_mut().copy_from_slice(before);
+        }
+        let mut order: Vec<usize> = (0..stage.tiles).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, numbers.below(i + 1));
+        }
+        let kernel = isa::at_most(way.set, || prepare(stage.pass));
+        let slots: Vec<(Operand, Slot)> = used.iter().map(|o| (*o, memory.get_mut(o).expect("there").slot())).collect();
+        // SAFETY: slots are the operands' own memory, which this stage's tiles alone use: their writes are disjoint.
+        let operands = unsafe { Operands::new(&slots, moment) };
+        way.run(stage, &*kernel, &operands, &order);
+        let after = copies(memory);
+        for (i, operand) in used.iter().enumerate() {
+            let what = format!("{operand:?} of {:?}, {way:?}", stage.pass);
+            memory[operand].assert_guarded(&what);
+            if !stage.writes.contains(operand) {
+                assert!(same_bits(&before[i], &after[i]), "{what}: written, though it is only read");
+            } else if let Some(first) = &first {
+                let same = if way.set == isa::set() { same_bits } else { same_values };
+                assert!(same(&first[i], &after[i]), "{what}: not the bits of one thread, of {} tiles", stage.tiles);
+            }
+        }
+        first.get_or_insert(after);
+    }
+    for (operand, first) in used.iter().zip(first.iter().flatten()) {
+        memory.get_mut(operand).expect("there").slice_mut().copy_from_slice(first);
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// The same, but for the signs of zeros and what is in a NaN, which are nobody's.
+fn same_values(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits() || a == b || a.is_nan() && b.is_nan())
 }
 
 /// Fast and reference agree.

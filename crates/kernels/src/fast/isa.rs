@@ -297,29 +297,59 @@ instantiate!(avx2, Avx2, Avx2, "avx2,fma");
 #[cfg(target_arch = "x86_64")]
 instantiate!(avx512, Avx512, Avx2, "avx512f,avx2,fma");
 
-/// The best that this processor has.
-pub fn isa() -> &'static Isa {
+/// Instruction sets, each with all that those before it have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub enum Set {
+    Portable,
+    /// With fused multiply-add.
+    Avx2,
+    Avx512,
+}
+
+/// The best that this processor has; in tests, no more than they allow.
+pub fn set() -> Set {
     #[cfg(test)]
-    if FORCE_PORTABLE.get() {
-        return &portable::ISA;
-    }
+    return best().min(MOST.get());
+    #[cfg(not(test))]
+    best()
+}
+
+fn best() -> Set {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("fma") {
-        return if std::is_x86_feature_detected!("avx512f") { &avx512::ISA } else { &avx2::ISA };
+        return if std::is_x86_feature_detected!("avx512f") { Set::Avx512 } else { Set::Avx2 };
     }
-    &portable::ISA
+    Set::Portable
+}
+
+/// The kernels of the best set.
+pub fn isa() -> &'static Isa {
+    match set() {
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512 => &avx512::ISA,
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx2 => &avx2::ISA,
+        _ => &portable::ISA,
+    }
 }
 
 #[cfg(test)]
 thread_local! {
-    static FORCE_PORTABLE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    static MOST: std::cell::Cell<Set> = const { std::cell::Cell::new(Set::Avx512) };
 }
 
-/// Runs `f` with the portable kernels, whatever the processor has.
+/// Runs `f` with no more than `most`, whatever the processor has.
+#[cfg(test)]
+pub fn at_most<T>(most: Set, f: impl FnOnce() -> T) -> T {
+    let before = MOST.replace(most.min(MOST.get()));
+    let result = f();
+    MOST.set(before);
+    result
+}
+
+/// Runs `f` with the portable kernels.
 #[cfg(test)]
 pub fn portably<T>(f: impl FnOnce() -> T) -> T {
-    FORCE_PORTABLE.set(true);
-    let result = f();
-    FORCE_PORTABLE.set(false);
-    result
+    at_most(Set::Portable, f)
 }

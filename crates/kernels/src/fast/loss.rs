@@ -629,17 +629,14 @@ mod tests {
             // SAFETY: the memory holds these doubles, aligned to 64 bytes.
             unsafe { std::slice::from_raw_parts_mut(slot.data as *mut f64, slot.bytes / 8) }.copy_from_slice(sums);
             let (layout, region) = geometry.input_gradients[0].clone().expect("training");
-            let mut gradient = Memory::poisoned(layout.len);
-            if self.accumulate {
-                gradient.slice_mut().fill(0.5);
-            }
-            memory.insert(Operand::InputGradient(0), gradient);
+            let before = if self.accumulate { 0.5 } else { f32::NAN };
+            memory.insert(Operand::InputGradient(0), twin::held(&layout, &region, before));
             run_all(memory, &self.loss.backward(geometry), geometry, 6, &|pass| self.loss.prepare(pass, geometry));
             let gradient = &memory[&Operand::InputGradient(0)];
             let mut found = twin::fetch(gradient, &layout, &region);
-            match self.accumulate {
-                true => found.data.iter_mut().for_each(|v| *v -= 0.5),
-                false => twin::outside_untouched(gradient, &layout, &region, "gradient of a loss"),
+            twin::outside_untouched(gradient, &layout, &region, before, "gradient of a loss");
+            if self.accumulate {
+                found.data.iter_mut().for_each(|v| *v -= 0.5);
             }
             found
         }

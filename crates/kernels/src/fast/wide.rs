@@ -4,6 +4,8 @@
 //! - A wider vector changes no bit: the loops have no fused multiply-add and the compiler adds none.
 
 use super::isa::fence;
+#[cfg(target_arch = "x86_64")]
+use super::isa::{Set, set};
 use crate::{Kernel, Operands};
 
 /// A kernel of plain loops. Everything it calls in its loops should be `#[inline(always)]`, or it stays narrow.
@@ -18,7 +20,7 @@ pub struct Wide<K>(pub K);
 impl<K: Plain> Kernel for Wide<K> {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        if std::is_x86_feature_detected!("avx2") {
+        if set() >= Set::Avx2 {
             // SAFETY: the processor has these instructions.
             unsafe { run_avx2(&self.0, tile, operands, scratch) };
             return fence();
