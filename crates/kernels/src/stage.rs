@@ -139,10 +139,12 @@ pub struct Geometry {
     pub winograd: Winograd,
 }
 
-/// Which algorithm convolutions of 3 x 3 windows with stride 1 may use. Part of what is computed: it changes the rounding.
+/// Which algorithm convolutions of 3 x 3 and 5 x 5 windows with stride 1 may use. Part of what is computed: it changes the rounding.
+/// Errors are those against double precision, as multiples of the direct convolution's (`rounding_errors_are_as_stated`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Winograd {
-    /// F(4x4, 3x3) where it pays: about three times as fast, at three to four times the rounding error.
+    /// F(4x4, 3x3) where it pays: about three times as fast, at three to five times the rounding error. F(2x2, 5x5) where that
+    /// pays: at three to four times the rounding error, in gradients of weights seven.
     #[default]
     Four,
     /// F(2x2, 3x3) where it pays: under twice as fast, no more rounding error.

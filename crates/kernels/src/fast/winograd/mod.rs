@@ -45,7 +45,7 @@ pub enum Size {
     Four,
     /// F(2x2, 3x3).
     Two,
-    /// F(2x2, 5x5), which rounds like F(4x4, 3x3).
+    /// F(2x2, 5x5), on the points of F(4x4, 3x3); [`Winograd`] says how both round.
     Wide,
 }
 

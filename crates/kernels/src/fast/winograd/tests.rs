@@ -1,8 +1,8 @@
 //! Winograd's convolutions against the reference, and what may not change a bit.
 
 use super::{FORCED, Size};
-use crate::fast::isa;
 use crate::fast::windowed::{FORWARD, GRADIENT};
+use crate::fast::{isa, twin};
 use crate::twin::{Numbers, Outcome, Problem, check, halves};
 use crate::{Layout, Mode, Pass, Winograd};
 use convoy_net::layers::{Activation, Convolution, Windows};
@@ -182,6 +182,50 @@ fn weight_gradients_of_subtrees_add_up_to_the_bit() {
                 assert_eq!(sums.collect::<Vec<f64>>(), *whole, "parameter {p}\n{problem:#?}");
             }
         });
+    }
+}
+
+/// The passes whose rounding is stated.
+const PASSES: [Pass; 3] = [Pass::Forward, Pass::InputGradient(0), Pass::WeightGradient(0)];
+
+/// Root mean squares of what is wrong in the passes' results.
+fn errors(found: &Outcome, reference: &Outcome) -> [f64; 3] {
+    let results = |outcome: &Outcome| {
+        let gradients = outcome.gradients.as_ref().expect("training");
+        [outcome.output.data.clone(), gradients.inputs[0].data.clone(), gradients.parameters[0].clone()]
+    };
+    let (found, wanted) = (results(found), results(reference));
+    std::array::from_fn(|i| {
+        let squares = found[i].iter().zip(&wanted[i]).map(|(a, b)| (a - b) * (a - b));
+        (squares.sum::<f64>() / wanted[i].len() as f64).sqrt()
+    })
+}
+
+/// Errors against double precision, as multiples of the direct convolution's: what [`Winograd`] states.
+#[test]
+fn rounding_errors_are_as_stated() {
+    let shapes = [(Shape([2, 32, 1, 16, 16]), 32), (Shape([8, 16, 1, 8, 12]), 64), (Shape([1, 64, 1, 24, 20]), 16)];
+    for (shape, filters) in shapes {
+        for (taps, settings) in [
+            (3, &[(Winograd::Two, "winograd 2x2", [1.2; 3]), (Winograd::Four, "winograd 4x4", [5.0; 3])][..]),
+            (5, &[(Winograd::Four, "winograd 2x2 of 5x5", [4.0, 4.0, 7.5])][..]),
+        ] {
+            let layer = Convolution::new(filters, &[taps, taps]).padding(taps / 2).no_bias();
+            let problem = Problem::new(Kind::Convolution(layer), &[shape]);
+            let values = problem.values();
+            let reference = problem.reference(&values);
+            let direct = errors(&problem.fast(&values), &reference);
+            for &(winograd, algorithm, most) in settings {
+                let problem = Problem { winograd, ..problem.clone() };
+                let geometry = problem.geometry();
+                let found = errors(&problem.fast(&values), &reference);
+                for (i, pass) in PASSES.into_iter().enumerate() {
+                    assert_eq!(twin(&problem.kind).algorithm(pass, &geometry), Some(algorithm));
+                    let times = found[i] / direct[i];
+                    assert!(times <= most[i], "{algorithm}, {pass:?}: {times} times the error of direct, {shape}");
+                }
+            }
+        }
     }
 }
 
