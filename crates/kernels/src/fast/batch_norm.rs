@@ -196,6 +196,32 @@ mod tests {
         (0..240).map(problem).for_each(|p| check(&p));
     }
 
+    /// Between its stages a batch norm keeps some numbers a channel, however many samples and points there are: backward
+    /// starts from the input again.
+    #[test]
+    fn keeps_nothing_of_a_tensor_s_size() {
+        for activation in [None, Some(Activation::Relu), Some(Activation::Gelu)] {
+            for inputs in [1, 2] {
+                let kept = |[samples, height, width]: [usize; 3]| -> usize {
+                    let shape = Shape([samples, 40, 1, height, width]);
+                    let layer = BatchNorm { activation, ..BatchNorm::default() };
+                    let problem = Problem::new(Kind::BatchNorm(layer), &vec![shape; inputs]);
+                    let makes = problem.stages().into_iter().flat_map(|stage| stage.makes);
+                    let bytes = makes.map(|make| match make {
+                        Make::Internal { bytes, .. } => bytes,
+                        Make::Partial { .. } => 0,
+                    });
+                    bytes.sum()
+                };
+                let blocks = 40usize.div_ceil(BLOCK);
+                for space in [[1, 1, 1], [8, 30, 50]] {
+                    let records = blocks * (size_of::<Norm>() + size_of::<Slope>());
+                    assert_eq!(kept(space), records, "{activation:?}, {inputs} inputs, {space:?}");
+                }
+            }
+        }
+    }
+
     /// Elements around 1000 with a deviation of about 1: nothing is lost.
     #[test]
     fn stays_exact_far_from_zero() {

@@ -399,6 +399,22 @@ mod tests {
         compare(&problem, "input gradient", &fast.inputs[0].data, &reference.inputs[0].data);
     }
 
+    /// A byte for each element of the output, filler included; four where a window has more than 256 elements.
+    #[test]
+    fn places_are_bytes() {
+        let shape = Shape([3, 20, 9, 17, 20]);
+        for (window, stride, bytes) in [([1, 2, 2], 2, 1), ([1, 3, 3], 1, 1), ([1, 16, 16], 4, 1), ([2, 12, 12], 3, 4)]
+        {
+            let windows = Windows { stride: vec![stride; 3], ..Windows::new(&window) };
+            let layer = MaxPool { windows, ceil: true };
+            let problem = Problem::new(Kind::MaxPool(layer.clone()), &[shape]);
+            let [samples, _, depth, height, width] = problem.output().0;
+            let elements = samples * 2 * BLOCK * depth * height * width;
+            let kept = layer.forward(&problem.geometry()).into_iter().flat_map(|stage| stage.makes);
+            assert_eq!(kept.collect::<Vec<_>>(), [Make::Internal { number: 0, bytes: bytes * elements }], "{window:?}");
+        }
+    }
+
     #[test]
     fn evaluation_keeps_nothing() {
         let shape = Shape([2, 20, 1, 9, 9]);
