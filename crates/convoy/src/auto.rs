@@ -33,8 +33,17 @@ const WORTH: f64 = 1.03;
 /// What was chosen.
 pub struct Auto {
     pub strategy: Strategy,
+    /// What a step is predicted to take, where there was a choice.
+    pub step: Option<Duration>,
     /// What it was predicted by, and why it was chosen: on rank 0, where there was a choice.
     pub reason: Option<(Machine, String)>,
+}
+
+impl Auto {
+    /// Where there is no choice.
+    pub fn given(strategy: Strategy) -> Auto {
+        Auto { strategy, step: None, reason: None }
+    }
 }
 
 /// What is known of the machine that a job runs on.
@@ -49,7 +58,7 @@ enum Known {
 /// Chooses a strategy for a job, on all ranks the same; one rank needs no choice.
 pub fn choose(world: &World, job: &Job, network: &Network) -> Result<Auto, Error> {
     if job.parallel.ranks == 1 {
-        return Ok(Auto { strategy: Strategy::single(network), reason: None });
+        return Ok(Auto::given(Strategy::single(network)));
     }
     let communicator = world.communicator();
     let known = if world.is_first() { known(job, communicator)? } else { Known::Nothing };
@@ -65,13 +74,15 @@ pub fn choose(world: &World, job: &Job, network: &Network) -> Result<Auto, Error
     };
     // As a file, whose reader makes the same of it on every rank.
     let text =
-        planned.as_ref().map(|(strategy, _)| plan_file::write(network, strategy, &Remarks::default()).into_bytes());
+        planned.as_ref().map(|(best, _)| plan_file::write(network, &best.strategy, &Remarks::default()).into_bytes());
     let text = world.told(text)?;
+    let seconds = planned.as_ref().map_or(0.0, |(best, _)| best.estimate.step_seconds);
+    let step = Duration::try_from_secs_f64(f64::from_bits(world.told_number(seconds.to_bits())?)).ok();
     let shapes = network.shapes(job.train.batch)?;
     let strategy =
         plan_file::parse(&String::from_utf8_lossy(&text), Path::new("auto"), job.parallel.ranks, network, &shapes);
     let strategy = strategy.map_err(|flaw| Error::at("parallel.strategy", flaw))?;
-    Ok(Auto { strategy, reason: planned.map(|(_, reason)| reason) })
+    Ok(Auto { strategy, step, reason: planned.map(|(_, reason)| reason) })
 }
 
 /// What is known before anything is measured.
@@ -120,13 +131,13 @@ fn machine(known: Known, surveyed: Option<Machine>, job: &Job, network: &Network
     Ok((machine, "by what was measured just now".into()))
 }
 
-/// The best strategy that uses all ranks; what it was predicted by, and why it was chosen.
+/// The best candidate that uses all ranks; what it was predicted by, and why it was chosen.
 fn planned(
     world: &World,
     job: &Job,
     network: &Network,
     (machine, how): (Machine, String),
-) -> Result<(Strategy, (Machine, String)), Error> {
+) -> Result<(Candidate, (Machine, String)), Error> {
     let (ranks, memory) = (job.parallel.ranks, job.parallel.memory.as_deref());
     let options = Options {
         batch: job.train.batch,
@@ -165,7 +176,7 @@ fn planned(
     })?;
     let best = best(&found, job)?;
     let why = why(job, &found, best, &how);
-    Ok((best.strategy.clone(), (machine, why)))
+    Ok((best.clone(), (machine, why)))
 }
 
 /// The best of those that use all ranks; one that keeps the bits of one rank, unless that costs something.

@@ -7,7 +7,7 @@
 //! A field that is `None` follows from the rest; in the job of a run all of these are filled in.
 
 use crate::error::Error;
-use crate::fields::{TEST_WORDS, WINOGRAD};
+use crate::fields::{FIELDS, TEST_WORDS, WINOGRAD};
 use crate::plan_file;
 use convoy_kernels::Winograd;
 use convoy_net::Loss;
@@ -201,6 +201,15 @@ impl Job {
     /// The job as a file, with every field that has a value.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("bug: a job that TOML cannot say")
+    }
+
+    /// Every field that a job may have, in the order of the table of fields, with its value as a file would say it.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = (&'static str, Option<String>)> {
+        let table = toml::Value::try_from(self).expect("bug: a job that TOML cannot say");
+        FIELDS.iter().map(move |field| {
+            let value = field.key.split('.').try_fold(&table, |table, name| table.get(name));
+            (field.key, value.map(toml::Value::to_string))
+        })
     }
 
     /// Numbers that are not possible.

@@ -19,6 +19,7 @@ use convoy_train::state::wanted;
 use convoy_train::{Setup, Weights, fit, safetensors};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A job with everything it needs before the first step.
 pub struct Ready {
@@ -31,6 +32,8 @@ pub struct Ready {
     pub normalise: Option<Normalise>,
     /// What the job's file of weights holds, in the network's order.
     pub weights: Option<Weights>,
+    /// What a step is predicted to take, where the strategy was chosen for that.
+    pub predicted_step: Option<Duration>,
     /// Why this strategy, where the job left it to us and there was a choice.
     pub why: Option<String>,
     /// What it was predicted by, then.
@@ -72,15 +75,15 @@ impl Ready {
             return Err(Errors(errors));
         };
         // Last: it takes a while.
-        let Auto { strategy, reason } = match strategy {
-            Some(strategy) => Auto { strategy, reason: None },
+        let Auto { strategy, step, reason } = match strategy {
+            Some(strategy) => Auto::given(strategy),
             None => auto::choose(world, job, &network)?,
         };
         let threads = job.parallel.threads.unwrap_or((machine::cores() / ranks).max(1));
         let normalise = normalise(job, &*train, (threads * ranks).min(machine::cores()))?;
         let job = resolved(job, &network, threads, normalise.as_ref())?;
         let (machine, why) = reason.unzip();
-        Ok(Ready { job, network, strategy, train, test, normalise, weights, why, machine })
+        Ok(Ready { job, network, strategy, train, test, normalise, weights, predicted_step: step, why, machine })
     }
 
     /// Steps of an epoch; the last one may be smaller.

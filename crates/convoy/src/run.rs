@@ -48,6 +48,7 @@ impl Run {
 
     /// The same where this process may be one rank of several.
     pub fn new_in(world: &World, job: &Job) -> Result<Run, Errors> {
+        world.agree_on(job, None)?;
         let ready = Ready::new_in(world, &world.fit(job)?)?;
         let planned_bytes = world.planned_bytes(&ready)?;
         let name = ready.job.run.name.as_deref().unwrap_or_default();
@@ -68,7 +69,9 @@ impl Run {
         let mut draft = draft_of(&folder)?;
         let before = draft.job()?;
         change(&mut draft);
-        let mut job = world.fit(&draft.job()?).map_err(|error| draft.located(error.into()))?;
+        let asked = draft.job()?;
+        world.agree_on(&asked, Some(path))?;
+        let mut job = world.fit(&asked).map_err(|error| draft.located(error.into()))?;
         let words = job.parallel.strategy.clone();
         if words == before.parallel.strategy && (plan_file::is_one(&words) || is_planned_for(&before, &job)) {
             // The folder may have been moved; what was chosen when the run began stays.
@@ -180,6 +183,7 @@ impl Ready {
             digest_every: job.run.digest_every,
             settings: Default::default(),
             deadline: Duration::from_secs(job.parallel.deadline),
+            predicted_step: self.predicted_step,
             record: if job.parallel.ranks > 1 { measured::STEPS } else { 0 },
             in_common: vec![("data", data)],
         })

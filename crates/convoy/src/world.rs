@@ -4,16 +4,20 @@
 //! Always true of processes
 //! - Rank 0 alone makes folders, writes and reports.
 //! - What goes wrong on one ends all, with one error and one exit code.
+//! - Before anything else they find out whether they are the same program with the same job: what they do together next
+//!   depends on it.
+//! - They wait for each other with a deadline from the moment they meet.
 
-use crate::error::{Error, Errors};
+use crate::error::{Error, Errors, Place};
 use crate::job::Job;
 use crate::links::hosts;
 use crate::machine;
 use crate::ready::{self, Ready};
 use convoy_comm::{Communicator, Launch, Leave, Team, all_gather, barrier, broadcast, gather, tell};
-use convoy_train::{Observer, Outcome, RunFolder, Setup, file_digest};
+use convoy_train::{Observer, Outcome, RunFolder, Setup, UNMEASURED, agree, file_digest, panic_text};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -29,8 +33,9 @@ pub struct World {
 }
 
 impl World {
-    /// Does `work` where this process was started to do it: by itself, or as one rank. The result is the exit code.
-    pub fn enter(work: impl FnOnce(&World) -> Result<u8, Errors>) -> Result<u8, Errors> {
+    /// Does `work` where this process was started to do it: by itself, or as one rank. The result is the exit code. `asked` is
+    /// what all ranks must have been asked, by name.
+    pub fn enter(asked: &[(&str, String)], work: impl FnOnce(&World) -> Result<u8, Errors>) -> Result<u8, Errors> {
         let Some(launch) = Launch::found() else { return work(&World::default()) };
         let communicator = match launch.world() {
             Ok(communicator) => Arc::new(communicator),
@@ -38,13 +43,58 @@ impl World {
             Err(_) if launch.process > 0 => return Ok(1),
             Err(error) => return Err(Error::from(error).into()),
         };
-        match work(&World { communicator: Some(communicator.clone()) }) {
+        match World::of(communicator.clone(), UNMEASURED).work_with(asked, work) {
             Ok(code) => {
                 communicator.finish();
                 Ok(code)
             }
             Err(errors) => Ok(leave(&communicator, &errors)),
         }
+    }
+
+    /// One rank of several, which have just met and wait so long for each other.
+    fn of(communicator: Arc<Communicator>, deadline: Duration) -> World {
+        communicator.set_deadline(deadline);
+        World { communicator: Some(communicator) }
+    }
+
+    /// Does `work` if the others are the same program and were asked the same; a panic is an error like any other.
+    fn work_with(
+        &self,
+        asked: &[(&str, String)],
+        work: impl FnOnce(&World) -> Result<u8, Errors>,
+    ) -> Result<u8, Errors> {
+        // Another build of the same version may round differently.
+        let program = std::env::current_exe().ok().and_then(|path| file_digest(&path).ok());
+        let mut claims =
+            vec![("version", env!("CARGO_PKG_VERSION").into()), ("program", program.unwrap_or("unknown".into()))];
+        claims.extend_from_slice(asked);
+        self.agree(&claims)?;
+        catch_unwind(AssertUnwindSafe(|| work(self))).unwrap_or_else(|panic| {
+            let (rank, host) = self.communicator().map_or((0, ""), |c| (c.rank(), c.host(c.rank())));
+            let text = panic_text(&*panic);
+            Err(Error::from(convoy_train::Error::Panic { rank, host: host.into(), step: None, text }).into())
+        })
+    }
+
+    /// Refuses what ranks do not have in common, each thing by its name.
+    fn agree(&self, claims: &[(&str, String)]) -> Result<(), Error> {
+        self.communicator().map_or(Ok(()), |communicator| agree(communicator, claims)).map_err(Error::from)
+    }
+
+    /// Refuses ranks that were given different jobs, or go on with different runs: by the first field that differs. From here
+    /// on, a rank waits for another at least as long as the job says.
+    pub(crate) fn agree_on(&self, job: &Job, resumed: Option<&Path>) -> Result<(), Error> {
+        let Some(communicator) = self.communicator() else { return Ok(()) };
+        let nothing = || "nothing".to_string();
+        let fields = job.fields().map(|(key, value)| (Place::Field(key.into()).to_string(), value));
+        let resumed = ("run to resume".to_string(), resumed.map(|path| path.display().to_string()));
+        let claims: Vec<_> = std::iter::once(resumed).chain(fields).collect();
+        let claims: Vec<_> =
+            claims.iter().map(|(name, value)| (&**name, value.clone().unwrap_or_else(nothing))).collect();
+        self.agree(&claims)?;
+        communicator.set_deadline(UNMEASURED.max(Duration::from_secs(job.parallel.deadline)));
+        Ok(())
     }
 
     /// Refuses to be one of several processes: each would do everything. The first says so, the others get their exit code.
@@ -150,18 +200,13 @@ impl World {
     /// Trains: all ranks, or the one that this process is.
     pub fn train(
         &self,
-        mut setup: Setup,
+        setup: Setup,
         stop: &AtomicBool,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, convoy_train::Error> {
         match &self.communicator {
             None => convoy_train::train(&setup, stop, observer),
-            Some(communicator) => {
-                // Another build of the same version may round differently.
-                let program = std::env::current_exe().ok().and_then(|path| file_digest(&path).ok());
-                setup.in_common.insert(0, ("program", program.unwrap_or("unknown".into())));
-                convoy_train::train_rank(&setup, communicator.clone(), stop, observer)
-            }
+            Some(communicator) => convoy_train::train_rank(&setup, communicator.clone(), stop, observer),
         }
     }
 
@@ -213,4 +258,106 @@ fn leave(communicator: &Communicator, errors: &Errors) -> u8 {
             tell(&format!("  silent: rank {rank} on host {}", communicator.host(rank)));
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::Draft;
+    use std::sync::Mutex;
+
+    /// What a rank does.
+    type Work<'a> = &'a (dyn Fn(&World) -> Result<u8, Errors> + Sync);
+
+    /// What ranks say, each of which does its own.
+    fn on_ranks<const N: usize>(work: [Work; N]) -> [String; N] {
+        let said = |world: World, work: Work| {
+            let result = world.work_with(&[("command", "test".into())], work);
+            // As at the door: the others hear of it.
+            let errors = result.expect_err("an error was due");
+            world.communicator().expect("a rank").end(&errors.to_string());
+            errors.to_string()
+        };
+        std::thread::scope(|scope| {
+            let world = |c: Communicator| World::of(Arc::new(c), Duration::from_secs(60));
+            let all: Vec<_> = convoy_comm::threads(N)
+                .into_iter()
+                .zip(work)
+                .map(|(c, work)| scope.spawn(move || said(world(c), work)))
+                .collect();
+            let all: Vec<String> = all.into_iter().map(|rank| rank.join().expect("no panic gets out")).collect();
+            all.try_into().expect("as many as ranks")
+        })
+    }
+
+    fn host() -> String {
+        convoy_comm::threads(1)[0].host(0).into()
+    }
+
+    fn job(fields: &[(&str, &str)]) -> Job {
+        let mut draft = Draft::default();
+        fields.iter().for_each(|(key, value)| draft.set(key, value));
+        draft.job().expect("a job")
+    }
+
+    #[test]
+    fn ranks_with_different_jobs_refuse_before_they_do_anything_together() {
+        let ranks = ("parallel.ranks", "2");
+        let (threads, strategy) = (("parallel.threads", "1"), ("parallel.strategy", "data"));
+        let cases = [
+            (&[ranks, threads][..], &[ranks][..], "[parallel].threads", ["1", "nothing"]),
+            (&[ranks], &[ranks, strategy], "[parallel].strategy", ["\"auto\"", "\"data\""]),
+            (&[ranks, ("network.file", "a.toml")], &[ranks], "[network].model", ["nothing", "\"lenet\""]),
+            (&[ranks, ("train.seed", "1")], &[ranks, ("train.seed", "2")], "[train].seed", ["1", "2"]),
+        ];
+        for (first, other, what, [has, has_not]) in cases {
+            let [first, other] = [job(first), job(other)];
+            let begin = |job: &Job, world: &World| {
+                world.agree_on(job, None)?;
+                world.fit(job)?;
+                panic!("went on");
+            };
+            let host = host();
+            let wanted = format!(
+                "ranks do not have the same {what}: rank 0 on host {host} has {has}, rank 1 on host {host} has {has_not}\n  \
+                 help: the same program, job and data on every host"
+            );
+            assert_eq!(on_ranks([&|world| begin(&first, world), &|world| begin(&other, world)]), [&*wanted, &*wanted]);
+        }
+    }
+
+    #[test]
+    fn ranks_that_resume_different_runs_refuse() {
+        let job = job(&[("parallel.ranks", "2")]);
+        let begin = |world: &World, run: Option<&Path>| Ok(world.agree_on(&job, run).map(|()| 0)?);
+        let said = on_ranks([&|world| begin(world, Some(Path::new("runs/a"))), &|world| begin(world, None)]);
+        assert_eq!(said[0], said[1]);
+        assert!(said[0].contains("the same run to resume: rank 0 on host "), "{}", said[0]);
+        assert!(said[0].contains(" has runs/a, rank 1 on host ") && said[0].contains(" has nothing\n"), "{}", said[0]);
+    }
+
+    #[test]
+    fn a_panic_before_training_ends_all_ranks_and_names_its_own() {
+        let panics = |_: &World| -> Result<u8, Errors> { panic!("bug: somebody's mistake") };
+        let waits = |world: &World| Ok(world.meet().map(|()| 0)?);
+        let host = host();
+        let wanted = format!("rank 1 on host {host} ended\n  cause: bug: a panic: bug: somebody's mistake");
+        let said = on_ranks([&waits, &panics, &waits]);
+        assert_eq!(said[1], wanted);
+        assert!([0, 2].iter().all(|&rank| said[rank] == format!("rank 1 on host {host} ended: {wanted}")), "{said:?}");
+    }
+
+    #[test]
+    fn a_rank_that_does_not_come_is_named() {
+        let mut ranks = convoy_comm::threads(2);
+        let (_silent, first) = (ranks.pop(), ranks.pop().expect("a rank"));
+        let began = Mutex::new(false);
+        let error = World::of(Arc::new(first), Duration::from_millis(2)).work_with(&[], |_| {
+            *began.lock().expect("a lock") = true;
+            Ok(0)
+        });
+        let (text, host) = (error.expect_err("nobody else is there").to_string(), host());
+        assert!(text.starts_with(&format!("rank 0 on host {host} waited 0 s for rank 1 on host {host}: ")), "{text}");
+        assert!(!*began.lock().expect("a lock"));
+    }
 }

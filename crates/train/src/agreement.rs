@@ -13,8 +13,14 @@ pub(crate) fn check(setup: &Setup, communicator: &Communicator) -> Result<(), Er
     if setup.strategy.ranks != communicator.size() {
         return Err(Error::Ranks { strategy: setup.strategy.ranks, ranks: communicator.size() });
     }
-    let own = claims(setup);
-    let text: Vec<String> = own.iter().map(|(what, value)| format!("{what}\t{value}")).collect();
+    agree(communicator, &claims(setup))
+}
+
+/// Refuses what ranks do not have in common, each thing by its name. All ranks call it, with the same names.
+pub fn agree(communicator: &Communicator, own: &[(&str, String)]) -> Result<(), Error> {
+    // A value has a line of its own, whatever it is made of.
+    let line = |(what, value): &(&str, String)| format!("{what}\t{}", value.replace('\n', " "));
+    let text: Vec<String> = own.iter().map(line).collect();
     let all = all_gather(communicator, &Team::all(communicator), text.join("\n").as_bytes())?;
     let all: Vec<String> = all.into_iter().map(|text| String::from_utf8_lossy(&text).into_owned()).collect();
     let Some(rank) = (1..all.len()).find(|&rank| all[rank] != all[0]) else { return Ok(()) };

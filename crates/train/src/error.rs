@@ -5,6 +5,7 @@ use crate::data::DataError;
 use crate::safetensors::Damage;
 use crate::weights::Misfit;
 use convoy_comm::Communicator;
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -51,10 +52,10 @@ pub enum Error {
     Ranks { strategy: usize, ranks: usize },
     #[error("{0}\n  help: the same program, job and data on every host")]
     Differs(Box<Difference>),
-    #[error("rank {rank} on host {host} ended at step {step}\n  cause: {cause}")]
-    InRank { rank: usize, host: String, step: u64, cause: Box<Error> },
-    #[error("rank {rank} on host {host} ended\n  cause: bug: a panic: {text}")]
-    Panic { rank: usize, host: String, text: String },
+    #[error("rank {rank} on host {host} ended{}\n  cause: {cause}", at(*step))]
+    InRank { rank: usize, host: String, step: Option<u64>, cause: Box<Error> },
+    #[error("rank {rank} on host {host} ended{}\n  cause: bug: a panic: {text}", at(*step))]
+    Panic { rank: usize, host: String, step: Option<u64>, text: String },
     #[error(transparent)]
     Network(#[from] convoy_net::Error),
     #[error(transparent)]
@@ -68,7 +69,7 @@ impl Error {
     }
 
     /// The same with the rank it happened on and the step, where there are others and it is not the same on all of them.
-    pub(crate) fn of_rank(self, communicator: &Communicator, step: u64) -> Error {
+    pub(crate) fn of_rank(self, communicator: &Communicator, step: Option<u64>) -> Error {
         let own = match &self {
             Error::Engine(_) => !self.is_consequence(),
             Error::Data(DataError::Io { .. } | DataError::Panicked { .. }) | Error::File { .. } => true,
@@ -164,6 +165,17 @@ fn help(cause: &io::Error) -> &'static str {
     }
 }
 
+/// Before the first step there is none.
+fn at(step: Option<u64>) -> String {
+    step.map_or(String::new(), |step| format!(" at step {step}"))
+}
+
+/// What a panic said.
+pub fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
+}
+
 fn count(tensors: usize) -> String {
     if tensors == 1 { "1 tensor does".into() } else { format!("{tensors} tensors do") }
 }
@@ -179,5 +191,33 @@ struct Lines<'a, T>(&'a [T]);
 impl<T: fmt::Display> fmt::Display for Lines<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         self.0.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happens_on_one_rank_names_rank_host_step_and_layer() {
+        let ranks = convoy_comm::threads(3);
+        let host = ranks[2].host(2);
+        let panic = || Error::Engine(convoy_engine::Error::Panic { op: "conv2 Forward".into(), text: "no way".into() });
+        assert_eq!(
+            panic().of_rank(&ranks[2], Some(7)).to_string(),
+            format!("rank 2 on host {host} ended at step 7\n  cause: bug: a panic in conv2 Forward: no way")
+        );
+        assert_eq!(
+            panic().of_rank(&ranks[2], None).to_string(),
+            format!("rank 2 on host {host} ended\n  cause: bug: a panic in conv2 Forward: no way")
+        );
+        // Alone there is no rank to name, and whoever ends because another did names that one.
+        let alone = convoy_comm::threads(1).remove(0);
+        assert_eq!(panic().of_rank(&alone, Some(7)).to_string(), "bug: a panic in conv2 Forward: no way");
+        let ended = convoy_comm::Error::Ended { rank: 1, host: host.into(), cause: "out of memory".into() };
+        assert_eq!(
+            Error::from(ended).of_rank(&ranks[2], Some(7)).to_string(),
+            format!("rank 1 on host {host} ended: out of memory")
+        );
     }
 }

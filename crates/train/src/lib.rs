@@ -23,10 +23,11 @@ mod trainer;
 mod weights;
 mod whole;
 
+pub use agreement::agree;
 pub use checkpoint::{Checkpoint, Checkpoints, DamagedCheckpoint, EpochSums, Flaw, Found};
 pub use compare::{Comparison, compare, compare_metrics};
 pub use digest::{digest, file_digest, layer_digests, text_digest};
-pub use error::{Broken, Difference, Error, NotFinite};
+pub use error::{Broken, Difference, Error, NotFinite, panic_text};
 pub use evaluate::{Evaluated, Evaluation};
 pub use fold::fold;
 pub use initial::{initial, initial_range};
@@ -34,5 +35,7 @@ pub use metrics::{MetricsLine, MetricsLog, Scores};
 pub use optimizer::{Adam, AdamW, Lars, Optimizer, RmsProp, Sgd};
 pub use run_folder::RunFolder;
 pub use schedule::{Curve, Schedule};
-pub use trainer::{EpochReport, Observer, Outcome, Setup, Start, StepReport, UNRECORDED, train, train_rank};
+pub use trainer::{
+    EpochReport, Observer, Outcome, Setup, Start, StepReport, UNMEASURED, UNRECORDED, train, train_rank,
+};
 pub use weights::{Misfit, NamedTensor, Weights, fit};

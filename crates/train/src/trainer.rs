@@ -13,7 +13,7 @@ use crate::optimizer::Optimizer;
 use crate::run_folder::RunFolder;
 use crate::schedule::Schedule;
 use crate::weights::Weights;
-use crate::{Broken, Error, NotFinite, agreement, digest, fit, layer_digests, state};
+use crate::{Broken, Error, NotFinite, agreement, digest, fit, layer_digests, panic_text, state};
 use convoy_comm::{Communicator, Kind, Team, gather};
 use convoy_engine::{Batch, Engine, Recording, Settings};
 use convoy_kernels::fast::{Measured, measure};
@@ -21,6 +21,7 @@ use convoy_kernels::{Mode, Moment, Winograd};
 use convoy_net::Network;
 use convoy_program::{Division, Home, Options, Program, What, lower};
 use convoy_split::{Rank, Strategy};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,6 +61,8 @@ pub struct Setup {
     pub settings: Settings,
     /// The least time that a rank waits for another before it gives up; more where steps are long.
     pub deadline: Duration,
+    /// What a step is predicted to take, where somebody knows.
+    pub predicted_step: Option<Duration>,
     /// Steps of which is recorded when each tile and message began and ended, after some that are not; 0 for none.
     pub record: u64,
     /// What all ranks must have in common besides job, strategy and start, each by its name: they compare it first.
@@ -71,6 +74,16 @@ pub const UNRECORDED: u64 = 2;
 
 /// A rank that is silent for so many steps is given up.
 const SILENT_STEPS: u32 = 20;
+
+/// How long a rank waits for another, at least, while no step has been measured: loading data or the first step may take long.
+pub const UNMEASURED: Duration = Duration::from_secs(600);
+
+/// How long a rank waits for another before it gives up: the least that was asked for, or as long as many steps take. The last one was
+/// `measured`; before that there is what they are predicted to take.
+fn patience(least: Duration, predicted: Option<Duration>, measured: Option<Duration>) -> Duration {
+    let least = if measured.is_some() { least } else { least.max(UNMEASURED) };
+    least.max(measured.or(predicted).unwrap_or_default().saturating_mul(SILENT_STEPS))
+}
 
 impl Setup {
     /// What programs are made for, with this batch and mode.
@@ -88,6 +101,11 @@ impl Setup {
     pub fn planned_bytes_of(&self, rank: usize) -> Result<u64, Error> {
         let programs = Programs::new(self, Rank(rank))?.list;
         Ok((Engine::planned_bytes(&programs, self.threads) + programs[TRAIN].fed_bytes(self.loaders)) as u64)
+    }
+
+    /// How long a rank waits for another after a step that took so long, if there was one.
+    fn patience(&self, measured: Option<Duration>) -> Duration {
+        patience(self.deadline, self.predicted_step, measured)
     }
 
     /// Whether what a run starts from is its own and fits the network.
@@ -204,12 +222,18 @@ pub fn train_rank(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, Error> {
-    let run = || Member::run(setup, communicator.clone(), stop, observer);
+    let step = Cell::new(None);
+    let run = || -> Result<Outcome, Error> {
+        communicator.set_deadline(setup.patience(None));
+        agreement::check(setup, &communicator)?;
+        Member::new(setup, communicator.clone(), &step)?.train(stop, observer)
+    };
     let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default();
-        Err(Error::Panic { rank: communicator.rank(), host: communicator.host(communicator.rank()).into(), text })
+        let rank = communicator.rank();
+        let (host, text) = (communicator.host(rank).into(), panic_text(&*panic));
+        Err(Error::Panic { rank, host, step: step.get(), text })
     });
+    let outcome = outcome.map_err(|error| error.of_rank(&communicator, step.get()));
     if let Err(error) = &outcome {
         communicator.end(&error.to_string());
     }
@@ -257,24 +281,16 @@ struct Member<'a> {
     /// Seconds of pieces of the run before this one.
     seconds_before: f64,
     began: Instant,
-    /// Steps done.
-    done: u64,
+    /// The step that is being done, or was done last: what is told where something goes wrong.
+    current: &'a Cell<Option<u64>>,
 }
 
 impl<'a> Member<'a> {
-    fn run(
+    fn new(
         setup: &'a Setup,
         communicator: Arc<Communicator>,
-        stop: &AtomicBool,
-        observer: &mut dyn Observer,
-    ) -> Result<Outcome, Error> {
-        communicator.set_deadline(setup.deadline);
-        agreement::check(setup, &communicator)?;
-        let mut member = Member::new(setup, communicator.clone())?;
-        member.train(stop, observer).map_err(|error| error.of_rank(&communicator, member.done + 1))
-    }
-
-    fn new(setup: &'a Setup, communicator: Arc<Communicator>) -> Result<Member<'a>, Error> {
+        current: &'a Cell<Option<u64>>,
+    ) -> Result<Member<'a>, Error> {
         let rank = communicator.rank();
         let Programs { list, test_batch } = Programs::new(setup, Rank(rank))?;
         let parts = list.iter().map(|p| part(p, setup.network.loss.takes_labels())).collect();
@@ -298,7 +314,7 @@ impl<'a> Member<'a> {
         let steps_per_epoch = setup.train.len().div_ceil(setup.batch) as u64;
         let began = Instant::now();
         let fed_bytes = 0;
-        Ok(Member { setup, engine, parts, test_batch, log, steps_per_epoch, fed_bytes, seconds_before, began, done: 0 })
+        Ok(Member { setup, engine, parts, test_batch, log, steps_per_epoch, fed_bytes, seconds_before, began, current })
     }
 
     fn seconds(&self) -> f64 {
@@ -357,7 +373,7 @@ impl<'a> Member<'a> {
             if step == record_at && setup.record > 0 {
                 self.engine.record(TRAIN, setup.record as usize);
             }
-            self.done = step;
+            self.current.set(Some(step + 1));
             if self.agree(stop.load(Ordering::Relaxed))? {
                 stopped = true;
                 break;
@@ -372,7 +388,8 @@ impl<'a> Member<'a> {
             let measured = self.step(loader, step, learning_rate)?;
             sums.wait_seconds += loader.waited_seconds() - waited;
             step += 1;
-            self.allow(step_began.elapsed());
+            // A step that took long may do so again.
+            self.engine.communicator().set_deadline(setup.patience(Some(step_began.elapsed())));
             train_loss = measured.loss;
             add(&mut sums, &measured);
             sums.seconds = before.seconds + began.elapsed().as_secs_f64();
@@ -572,12 +589,6 @@ impl<'a> Member<'a> {
         run.checkpoints(self.setup.keep).save(&checkpoint).map(drop)
     }
 
-    /// Lets the others be as slow as steps are: a step that took long may do so again.
-    fn allow(&self, step: Duration) {
-        let deadline = self.setup.deadline.max(step.saturating_mul(SILENT_STEPS));
-        self.engine.communicator().set_deadline(deadline);
-    }
-
     /// Whether to stop: what rank 0 has heard, so that all stop after the same step.
     fn agree(&self, stop: bool) -> Result<bool, Error> {
         const TAG: u64 = Kind::Other.tag();
@@ -590,5 +601,25 @@ impl<'a> Member<'a> {
         let mut word = [0];
         communicator.receive(0, TAG, &mut word, "its word to go on")?;
         Ok(word[0] == 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_as_patient_as_steps_are_long() {
+        let seconds = Duration::from_secs;
+        // What is asked for is the least, once a step was measured.
+        assert_eq!(patience(seconds(4), None, Some(seconds(0))), seconds(4));
+        assert_eq!(patience(seconds(4), Some(seconds(1000)), Some(seconds(1))), seconds(20));
+        assert_eq!(patience(seconds(300), None, Some(seconds(10))), seconds(300));
+        // Before, nobody knows how long it takes, or somebody predicted that it takes longer.
+        assert_eq!(patience(seconds(4), None, None), UNMEASURED);
+        assert_eq!(patience(seconds(4), Some(seconds(2)), None), UNMEASURED);
+        assert_eq!(patience(seconds(4), Some(seconds(60)), None), seconds(1200));
+        assert_eq!(patience(seconds(4000), Some(seconds(60)), None), seconds(4000));
+        assert_eq!(patience(seconds(4), Some(Duration::MAX), None), Duration::MAX);
     }
 }

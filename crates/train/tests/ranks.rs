@@ -7,12 +7,13 @@ use convoy_net::{Network, Region, Shape};
 use convoy_split::Strategy;
 use convoy_train::data::{DataError, Dataset};
 use convoy_train::{Error, Outcome, Schedule, Setup, Start, train_rank};
+use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Eight samples. A rank that has read two of them does what is said.
+/// Eight samples of two points. A rank that has read two of them does what is said.
 struct Samples {
     then: Then,
     read: AtomicUsize,
@@ -22,6 +23,8 @@ enum Then {
     Read,
     /// Waits until the other side is gone.
     Wait(Mutex<Receiver<()>>),
+    /// Works for a while, from the first one on.
+    Work,
 }
 
 impl Dataset for Samples {
@@ -29,7 +32,7 @@ impl Dataset for Samples {
         8
     }
     fn sample_shape(&self) -> Shape {
-        Shape([1, 2, 1, 1, 1])
+        Shape([1, 1, 1, 2, 1])
     }
     fn target_shape(&self) -> Shape {
         Shape([1; 5])
@@ -38,8 +41,10 @@ impl Dataset for Samples {
         Some(3)
     }
     fn read_image(&self, index: usize, _: &Region, into: &mut [f32]) -> Result<(), DataError> {
-        if let (Then::Wait(other), true) = (&self.then, self.read.fetch_add(1, Relaxed) >= 2) {
-            let _gone = other.lock().unwrap().recv();
+        match (&self.then, self.read.fetch_add(1, Relaxed)) {
+            (Then::Wait(other), 2..) => drop(other.lock().unwrap().recv()),
+            (Then::Work, _) => drop(black_box((0..WORK).fold(1u64, |x, i| (x ^ i).wrapping_mul(0x9e37_79b9)))),
+            _ => {}
         }
         into.fill(0.1 * index as f32);
         Ok(())
@@ -54,12 +59,16 @@ impl Dataset for Samples {
 }
 
 fn setup(ranks: usize, then: Then) -> Setup {
-    let text = "name = 'tiny'\ninput = [2, 1, 1]\n[loss]\nkind = 'cross-entropy'\n\
+    let text = "name = 'tiny'\ninput = [1, 2, 1]\n[loss]\nkind = 'cross-entropy'\n\
                 [[layer]]\nname = 'only'\nkind = 'fully-connected'\noutputs = 3\n";
+    setup_of(text, "data", ranks, then)
+}
+
+fn setup_of(text: &str, strategy: &str, ranks: usize, then: Then) -> Setup {
     let network = Network::from_toml(text).expect("a network");
     let shapes = network.shapes(2).expect("shapes");
     Setup {
-        strategy: Strategy::parse("data", ranks, &network, &shapes).expect("a strategy"),
+        strategy: Strategy::parse(strategy, ranks, &network, &shapes).expect("a strategy"),
         network,
         division: Default::default(),
         threads: 1,
@@ -83,6 +92,7 @@ fn setup(ranks: usize, then: Then) -> Setup {
         digest_every: 0,
         settings: Default::default(),
         deadline: Duration::from_secs(60),
+        predicted_step: None,
         record: 0,
         in_common: vec![("data", "samples".into())],
     }
@@ -145,19 +155,37 @@ fn ranks_that_would_do_different_things_refuse() {
 
 #[test]
 fn a_rank_that_is_silent_is_named_with_what_it_owes() {
+    // Ranks have a row each: the second layer needs one of the other's.
+    let text = "name = 'rows'\ninput = [1, 2, 1]\n[loss]\nkind = 'cross-entropy'\n\
+                [[layer]]\nname = 'first'\nkind = 'convolution'\nfilters = 2\nkernel = [1, 1]\n\
+                [[layer]]\nname = 'second'\nkind = 'convolution'\nfilters = 3\nkernel = [3, 1]\npadding = [1, 0]\n\
+                [[layer]]\nname = 'mean'\nkind = 'global-average-pool'\n";
     let (gone, wait) = channel();
-    let mut setups = [setup(2, Then::Read), setup(2, Then::Wait(Mutex::new(wait)))];
+    let silent = Then::Wait(Mutex::new(wait));
+    let mut setups = [setup_of(text, "spatial", 2, Then::Read), setup_of(text, "spatial", 2, silent)];
     setups.iter_mut().for_each(|setup| setup.deadline = Duration::from_millis(300));
     let results = train(&setups, || drop(gone));
     let texts: Vec<String> = results.into_iter().map(|result| result.unwrap_err().to_string()).collect();
     let host = host();
-    let owed = texts[0].strip_prefix(&format!(
-        "rank 0 on host {host} ended at step 3\n  cause: rank 0 on host {host} waited 0 s for rank 1 on host {host}: "
-    ));
-    // Sums of the loss, or the layer's gradient: whichever is more urgent.
-    assert!(owed.is_some_and(|owed| owed.contains(" bytes for ")), "{}", texts[0]);
+    // For how long depends on what the step before took.
+    let begins = format!("rank 0 on host {host} ended at step 2\n  cause: rank 0 on host {host} waited ");
+    let ends = format!(" s for rank 1 on host {host}: 128 bytes for second Forward");
+    assert!(texts[0].starts_with(&begins) && texts[0].ends_with(&ends), "{}", texts[0]);
     // The silent one, when it comes back, hears of it.
     assert!(texts[1].starts_with(&format!("rank 0 on host {host} ended: ")), "{}", texts[1]);
+}
+
+/// Far more than a millisecond.
+const WORK: u64 = 1 << 22;
+
+/// A rank that is slow is not silent: the first step may take long, later ones what steps have taken.
+#[test]
+fn a_rank_that_is_slow_is_waited_for() {
+    let mut setups = [setup(2, Then::Read), setup(2, Then::Work)];
+    setups.iter_mut().for_each(|setup| setup.deadline = Duration::from_millis(1));
+    for result in train(&setups, || ()) {
+        assert_eq!(result.expect("an outcome").steps, 4);
+    }
 }
 
 struct Panics;
@@ -172,6 +200,6 @@ impl convoy_train::Observer for Panics {
 fn a_rank_that_panics_ends_all() {
     let setup = setup(3, Then::Read);
     let error = convoy_train::train(&setup, &AtomicBool::new(false), &mut Panics).unwrap_err();
-    let wanted = format!("rank 0 on host {} ended\n  cause: bug: a panic: somebody's mistake", host());
+    let wanted = format!("rank 0 on host {} ended at step 2\n  cause: bug: a panic: somebody's mistake", host());
     assert_eq!(error.to_string(), wanted);
 }

@@ -90,6 +90,7 @@ fn setup(data: Arc<Samples>, steps: u64, lr: f64) -> Setup {
         digest_every: 0,
         settings: Default::default(),
         deadline: Duration::from_secs(60),
+        predicted_step: None,
         record: 0,
         in_common: vec![],
     }

@@ -80,7 +80,8 @@ pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
         let only = only.split(',').filter(|words| !words.is_empty()).map(String::from).collect();
         let seconds = super::question::whole(matches, "seconds", 86_400)?.expect("bug: it has a default") as f64;
         let validate = Validate { only, seconds, out: path(matches, "out") };
-        return World::enter(|world| validate::run(&validate, world, matches.get_flag("json")).map(|()| 0));
+        let asked = [("command", "bench --validate".into()), ("cases", validate.only.join(","))];
+        return World::enter(&asked, |world| validate::run(&validate, world, matches.get_flag("json")).map(|()| 0));
     }
     let mut draft = Draft::default();
     lay_flags(&mut draft, matches);

@@ -50,7 +50,7 @@ pub fn definition() -> Command {
 }
 
 pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
-    World::enter(|world| calibrate(matches, world).map(|()| 0))
+    World::enter(&[("command", "calibrate".into())], |world| calibrate(matches, world).map(|()| 0))
 }
 
 fn calibrate(matches: &ArgMatches, world: &World) -> Result<(), Errors> {

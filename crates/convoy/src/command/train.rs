@@ -70,7 +70,7 @@ impl Signals {
 
 pub fn run(matches: &ArgMatches) -> Result<u8, Errors> {
     let signals = Signals::listen()?;
-    World::enter(|world| train(matches, &signals, world))
+    World::enter(&[("command", "train".into())], |world| train(matches, &signals, world))
 }
 
 fn train(matches: &ArgMatches, signals: &Signals, world: &World) -> Result<u8, Errors> {
