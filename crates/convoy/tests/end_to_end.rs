@@ -132,10 +132,19 @@ fn a_plan_that_was_edited_is_trained() {
     std::fs::rename(mixed["run"].as_str().unwrap(), place.path().join("moved")).unwrap();
     let more = place.json("train --resume moved --steps 8");
     assert_eq!((more["strategy"].as_str(), more["steps"].as_u64()), (mixed["strategy"].as_str(), Some(8)));
-    // And on other numbers of ranks by other strategies, with and without divided weights.
-    for (steps, ranks, strategy) in [(9, 2, "data"), (10, 3, "filter"), (11, 1, "data"), (12, 4, "spatial:1x4")] {
-        let words = format!("train --resume moved --steps {steps} --ranks {ranks} --strategy {strategy}");
-        assert_eq!(place.json(&words)["steps"], steps, "{words}");
+    // And on other numbers of ranks by other strategies, with and without divided weights: as one rank that was never
+    // interrupted. The schedule follows from how many steps there are in all, so it is one that does not.
+    let constant = |steps: u64| job.replace("--steps 6", &format!("--schedule constant --steps {steps}"));
+    let begun = place.json(&format!("{} --ranks 4 --strategy spatial:2x2", constant(2)));
+    let run = begun["run"].as_str().unwrap();
+    for (steps, ranks, strategy) in
+        [(4, 2, "data"), (6, 3, "filter"), (7, 1, "data"), (9, 4, "channel"), (10, 4, "spatial:1x4")]
+    {
+        let resumed =
+            place.json(&format!("train --resume {run} --steps {steps} --ranks {ranks} --strategy {strategy}"));
+        let whole = place.json(&constant(steps));
+        assert_eq!(resumed["steps"], steps);
+        assert!((loss(&resumed) / loss(&whole) - 1.0).abs() < 1e-4, "{strategy}: {resumed}\n{whole}");
     }
 }
 
