@@ -13,7 +13,7 @@ mod grid;
 mod needs;
 mod strategy;
 
-pub use error::Error;
+pub use error::{Error, Uncut};
 pub use exchange::{Exchange, Transfer, pieces};
 pub use grid::{Grid, Placement, Rank, block, sample_block};
 pub use needs::{reached, read};
