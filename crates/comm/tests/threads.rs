@@ -17,6 +17,12 @@ fn threads_conform() {
     [1, 2, 3, 4, 7].into_iter().for_each(|ranks| on_all(ranks, suite::run));
 }
 
+/// Small here; `examples/conformance.rs` has it with more than 31 bits can count.
+#[test]
+fn a_message_arrives_whole() {
+    [0, 7, 8, (1 << 20) + 17].into_iter().for_each(|length| on_all(2, |c| suite::large(c, length)));
+}
+
 #[test]
 fn nobody_leaves_a_barrier_before_the_last_has_come() {
     for ranks in [1, 2, 3, 5, 8] {

@@ -25,6 +25,26 @@ pub fn run(c: &Communicator) {
     the_first_end_is_told(c);
 }
 
+/// One message from rank 0 to rank 1, and its length back. Apart from the rest: it may be larger than a test's memory should be.
+pub fn large(c: &Communicator, length: usize) {
+    c.set_deadline(Duration::from_secs(300));
+    // Eight bytes that say where they stand; the last few of less than eight are their own.
+    let word = |i: usize| (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    let mut bytes = vec![0; length];
+    if c.rank() == 0 {
+        bytes.chunks_mut(8).enumerate().for_each(|(i, part)| part.copy_from_slice(&word(i)[..part.len()]));
+        c.send(1, 6, &bytes);
+        drop(bytes);
+        let mut arrived = [0; 8];
+        c.receive(1, 7, &mut arrived, "the length of what came").unwrap();
+        return assert_eq!(u64::from_le_bytes(arrived), length as u64);
+    }
+    c.receive(0, 6, &mut bytes, "a large message").unwrap();
+    let wrong = bytes.chunks(8).enumerate().position(|(i, part)| *part != word(i)[..part.len()]);
+    assert_eq!(wrong, None, "the first eight bytes that are not what was sent, of {length} bytes");
+    c.send(0, 7, &(bytes.len() as u64).to_le_bytes());
+}
+
 fn others(c: &Communicator) -> impl Iterator<Item = usize> {
     (0..c.size()).filter(|&rank| rank != c.rank())
 }
