@@ -137,7 +137,7 @@ mod tests {
         while wait.pause(|| Waiting::new(&ranks[0], 1, "nothing".into())).is_ok() {
             pauses += 1;
         }
-        assert!(pauses > YIELDS && pauses <= looks_in(deadline), "{pauses} of {}", looks_in(deadline));
+        assert!(pauses > 0 && pauses <= looks_in(deadline), "{pauses} of {}", looks_in(deadline));
     }
 
     #[test]
