@@ -10,7 +10,7 @@
 //! Always true
 //! - A target element is one chain in the order (source block, tap, channel), whatever the strips, groups and tiles.
 
-use super::isa::{Isa, STREAM_BYTES, fence, isa, prefetch};
+use super::isa::{Isa, MOST_BLOCKS, STREAM_BYTES, fence, isa, prefetch};
 use super::norm::COLUMNS;
 use super::norm_rows::Spread;
 use super::phases::{Phase, Tap};
@@ -28,8 +28,9 @@ const STRIP: usize = 192;
 const STRIP_OF_MANY_CHANNELS: usize = 96;
 /// The axis of rows among samples, depths, rows, columns.
 const ROWS: usize = 2;
-/// Bytes of weights that stay in the first-level cache while a strip passes.
+/// Bytes of weights that stay in the first-level cache while a strip passes: of one target block, and of several at once.
 const GROUP_BYTES: usize = 16 << 10;
+const WIDE_GROUP_BYTES: usize = 32 << 10;
 /// The second-level cache.
 const SECOND_LEVEL_BYTES: usize = 512 << 10;
 /// A strip of input above this leaves it while target blocks pass: then groups are outside and target blocks inside.
@@ -207,6 +208,14 @@ fn distances(layout: &Layout, steps: [usize; 3]) -> [usize; 4] {
     [layout.sample, layout.depth * steps[0], layout.row * steps[1], layout.block * steps[2]]
 }
 
+/// Steps of a group whose weights, for so many target blocks at once, stay in the first-level cache.
+fn group(steps: &[Step], blocks: usize) -> usize {
+    let longest = steps.iter().map(|s| s.len).max().unwrap_or(1);
+    let bytes = if blocks == 1 { GROUP_BYTES } else { WIDE_GROUP_BYTES / blocks };
+    let groups = steps.len().div_ceil((bytes / (longest * BLOCK * 4)).max(1)).max(1);
+    steps.len().div_ceil(groups).max(1)
+}
+
 impl Tables {
     fn new(spec: &Spec, phase: &Phase, summed_rows: Option<usize>) -> Tables {
         let (source, target) = (spec.source.1, spec.target.1);
@@ -241,15 +250,13 @@ impl Tables {
             }
         }
         before.push(steps.len());
-        let longest = steps.iter().map(|s| s.len).max().unwrap_or(1);
-        let groups = steps.len().div_ceil((GROUP_BYTES / (longest * BLOCK * 4)).max(1)).max(1);
-        let group = steps.len().div_ceil(groups).max(1);
+        let outer = spec.pairs.outer.blocks();
+        let group = group(&steps, isa().blocks.min(outer));
         for (i, step) in steps.iter_mut().enumerate().filter(|_| turn) {
             step.b = ((turned_before[i] - turned_before[i / group * group]) * PAIR) as isize;
         }
         let flops =
             2.0 * (strips.together * strips.points() * steps.iter().map(|s| s.len).sum::<usize>() * BLOCK) as f64;
-        let outer = spec.pairs.outer.blocks();
         let most = ((UNIT_FLOPS / flops.max(1.0)) as usize).clamp(1, outer);
         // Few strips: then more units of fewer blocks.
         let wanted = tiles::enough(tiles::of_flops(flops * (strips.count() * outer) as f64));
@@ -271,10 +278,11 @@ impl Tables {
         }
     }
 
-    /// Floats of the largest group of weights that are turned around.
-    fn turned_floats(&self) -> usize {
-        let group = |i: usize| self.turned(i..(i + self.group).min(self.steps.len())).len() * PAIR;
-        (0..self.steps.len()).step_by(self.group).map(group).max().unwrap_or(0)
+    /// Floats of the largest group of weights that are turned around, for so many target blocks at once.
+    fn turned_floats(&self, blocks: usize) -> usize {
+        let group = group(&self.steps, blocks);
+        let floats = |i: usize| self.turned(i..(i + group).min(self.steps.len())).len() * PAIR;
+        (0..self.steps.len()).step_by(group).map(floats).max().unwrap_or(0) * blocks
     }
 
     /// What is turned around for some steps.
@@ -326,8 +334,10 @@ impl Dense {
     }
 
     pub fn scratch(&self) -> usize {
-        let lines = |p: &Tables| if self.sums.is_some() { p.lines.len() * BLOCK } else { 0 };
-        self.phases.iter().map(|p| p.turned_floats().max(lines(p))).max().unwrap_or(0)
+        let most = MOST_BLOCKS.min(self.pairs.outer.blocks());
+        let lines = |p: &Tables| if self.sums.is_some() { p.lines.len() * BLOCK * most } else { 0 };
+        let floats = |p: &Tables| (1..=most).map(|blocks| p.turned_floats(blocks)).max().unwrap_or(0).max(lines(p));
+        self.phases.iter().map(floats).max().unwrap_or(0)
     }
 
     /// Weights of a group of steps with their sides swapped.
@@ -388,27 +398,35 @@ impl Dense {
         let source = self.source_layout.offset(n, 0, source(0, at[1]), source(1, at[2]), source(2, at[3]));
         let groups = p.steps.len().div_ceil(p.group);
         let groups_outside = points * self.pairs.inner.channels * 4 > SOURCE_BYTES;
-        // Lines that are summed are side by side in scratch until they are complete, one block after the other.
+        // Lines that are summed are side by side in scratch until they are complete, some blocks at a time.
         let stream = self.large && !self.accumulate && (groups == 1 || self.sums.is_some() && !groups_outside);
         let lines = scratch.as_mut_ptr();
-        let mut one = |block: usize, group: usize| {
+        let mut some = |run: Range<usize>, group: usize| {
+            let block = run.start;
             let meets = &self.pairs.meets[block];
             let all = &p.steps[..p.before[meets.len()]];
             let Some(steps) = all.chunks(p.group).nth(group) else { return };
-            let weights = match &self.stored {
-                Stored::ByTarget => &weights[self.pairs.before[block] * self.taps * self.pairs.line()..],
+            let (weights, b_block) = match &self.stored {
+                Stored::ByTarget => {
+                    let floats = self.taps * self.pairs.line();
+                    (&weights[self.pairs.before[block] * floats..], meets.len() * floats)
+                }
                 Stored::BySource(stored) => {
                     let first = group * p.group;
-                    self.turn(p.turned(first..first + steps.len()), block, stored, weights, scratch);
-                    &*scratch
+                    let turned = p.turned(first..first + steps.len());
+                    let floats = turned.len() * PAIR;
+                    for (block, to) in run.clone().zip(scratch.chunks_exact_mut(floats)) {
+                        self.turn(turned, block, stored, weights, to);
+                    }
+                    (&*scratch, floats)
                 }
             };
-            let narrow = self.pairs.outer.narrow(block);
+            let narrow = run.len() == 1 && self.pairs.outer.narrow(block);
             let own = c.wrapping_add(target(block));
             let stream = stream && !narrow && own.addr().is_multiple_of(4 * BLOCK);
             let complete = (group + 1) * p.group >= all.len();
             let start = match (group, &bias) {
-                (0, Some(bias)) => Start::Line(bias[block * BLOCK..][..BLOCK].as_ptr()),
+                (0, Some(bias)) => Start::Line(bias[block * BLOCK..][..run.len() * BLOCK].as_ptr()),
                 (0, None) if !self.accumulate => Start::Zero,
                 _ => Start::Held,
             };
@@ -423,6 +441,9 @@ impl Dense {
                 lanes: self.pairs.depthwise,
                 c: own,
                 c_off,
+                blocks: run.len(),
+                b_block,
+                c_block: self.target_layout.plane,
                 start,
                 clamp: self.clamp.filter(|_| complete),
                 narrow,
@@ -430,26 +451,28 @@ impl Dense {
             };
             sweep.assert_inside(from.len() - a, weights.len(), to.bytes / 4 - target(block));
             let Some(sums) = &self.sums else {
-                // SAFETY: tables were made from the layouts of these operands, as asserted above; the strip's lines of this
-                // block belong to this unit alone.
+                // SAFETY: tables were made from the layouts of these operands, as asserted above; the strip's lines of these
+                // blocks belong to this unit alone.
                 return unsafe { self.isa.sweep(&sweep) };
             };
             let sweep = match stream {
-                true => Sweep { c: lines, c_off: &p.lines[..points], stream: false, ..sweep },
+                true => Sweep { c: lines, c_off: &p.lines[..points], c_block: points * BLOCK, stream: false, ..sweep },
                 false => sweep,
             };
             // SAFETY: as above; scratch has as many lines.
             unsafe { self.isa.sweep(&sweep) };
-            if complete {
-                let lines = Spread { from: sweep.c as *const f32, offsets: sweep.c_off };
-                let onward = stream.then_some(Spread { from: own, offsets: c_off });
+            for (i, block) in run.enumerate().filter(|_| complete) {
+                let lines =
+                    Spread { from: sweep.c.wrapping_add(i * sweep.c_block) as *const f32, offsets: sweep.c_off };
+                let onward = stream.then_some(Spread { from: c.wrapping_add(target(block)), offsets: c_off });
                 self.add_to_sums(sums, at, block, lines, onward, operands);
             }
         };
+        let runs = || self.pairs.alike(blocks.clone(), self.isa.blocks);
         if groups_outside {
-            (0..groups).for_each(|g| blocks.clone().for_each(|b| one(b, g)));
+            (0..groups).for_each(|g| runs().for_each(|run| some(run, g)));
         } else {
-            blocks.for_each(|b| (0..groups).for_each(|g| one(b, g)));
+            runs().for_each(|run| (0..groups).for_each(|g| some(run.clone(), g)));
         }
     }
 

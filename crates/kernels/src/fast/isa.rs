@@ -15,6 +15,8 @@ use crate::BLOCK;
 
 /// The kernels of one instruction set.
 pub struct Isa {
+    /// Blocks of columns that sweeps want at once; more than [`MOST_BLOCKS`] never.
+    pub blocks: usize,
     sweep_unit: unsafe fn(&Sweep),
     sweep_strided: unsafe fn(&Sweep),
     sweep_narrow: unsafe fn(&Sweep),
@@ -102,6 +104,10 @@ impl Isa {
     }
 }
 
+/// Blocks of columns that sweeps of any instruction set want at once: scratch has room for them on every computer, so that a program
+/// needs the same memory everywhere.
+pub const MOST_BLOCKS: usize = 4;
+
 /// Independent sums: more than the latency of a fused multiply-add times those that start in one cycle.
 const CHAINS: usize = 12;
 
@@ -187,24 +193,24 @@ macro_rules! instantiate {
             const NV: usize = BLOCK / <$simd>::LANES;
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_unit(s: &Sweep) {
-                unsafe { sweep::rows::<$simd, NV, { sweep::UNIT }>(s) }
+                unsafe { sweep::blocks::<$simd, NV, { sweep::UNIT }>(s) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_strided(s: &Sweep) {
-                unsafe { sweep::rows::<$simd, NV, { sweep::STRIDED }>(s) }
+                unsafe { sweep::blocks::<$simd, NV, { sweep::STRIDED }>(s) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_narrow(s: &Sweep) {
                 unsafe {
                     match s.ak == 1 && s.bk == BLOCK {
-                        true => sweep::narrow_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::UNIT }>(s),
-                        false => sweep::narrow_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::STRIDED }>(s),
+                        true => sweep::tall_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::UNIT }>(s, 0),
+                        false => sweep::tall_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::STRIDED }>(s, 0),
                     }
                 }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_lanes(s: &Sweep) {
-                unsafe { sweep::rows::<$simd, NV, { sweep::LANES }>(s) }
+                unsafe { sweep::blocks::<$simd, NV, { sweep::LANES }>(s) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_folded(s: &Sweep, leaves: &[Leaf]) {
@@ -250,6 +256,7 @@ macro_rules! instantiate {
             instantiate!(@transforms two, $simd, ($($feature)?));
             instantiate!(@transforms wide, $simd, ($($feature)?));
             pub static ISA: Isa = Isa {
+                blocks: <$simd>::BLOCKS,
                 sweep_unit,
                 sweep_strided,
                 sweep_narrow,
@@ -290,6 +297,10 @@ macro_rules! instantiate {
         }
     };
 }
+
+const _: () = assert!(Portable::BLOCKS <= MOST_BLOCKS);
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(Avx2::BLOCKS <= MOST_BLOCKS && Avx512::BLOCKS <= MOST_BLOCKS);
 
 instantiate!(portable, Portable, Portable);
 #[cfg(target_arch = "x86_64")]

@@ -13,6 +13,8 @@
 /// that may be read or written.
 pub trait Simd: Copy + 'static {
     const LANES: usize;
+    /// Blocks of 16 columns that a register tile of a sweep has at most.
+    const BLOCKS: usize = 1;
     type V: Copy;
     /// As many doubles.
     type D: Copy;
@@ -250,6 +252,7 @@ mod x86 {
 
     impl Simd for Avx512 {
         const LANES: usize = 16;
+        const BLOCKS: usize = 4;
         type V = __m512;
         type D = [__m512d; 2];
         #[inline(always)]

@@ -6,11 +6,12 @@
 //!
 //! or, lane by lane, with `A[r][s.a + k * ak + 0..16]` in place of one number of A (depthwise convolutions);
 //! for rows r given by offsets into A and C. Rows need not be evenly spaced, so a register tile may run over the end of an
-//! image row or of an image; a step is one run of k, contiguous or evenly strided.
+//! image row or of an image; a step is one run of k, contiguous or evenly strided. Several blocks of 16 columns may be taken
+//! at once: vectors of 16 floats need them, for one number of A then serves as many multiply-adds as registers hold sums.
 //!
 //! Always true
-//! - Each element of C is one chain of fused multiply-adds in the order of (step, k): its bits do not depend on how rows are
-//!   cut into tiles or steps into calls, nor on the vector width.
+//! - Each element of C is one chain of fused multiply-adds in the order of (step, k): its bits do not depend on how rows and
+//!   blocks are cut into tiles or steps into calls, nor on the vector width.
 
 use super::simd::Simd;
 use crate::BLOCK;
@@ -31,7 +32,7 @@ pub enum Start {
     Zero,
     /// What C holds.
     Held,
-    /// The same 16 numbers in every row.
+    /// The same 16 numbers in every row: those of each block follow each other.
     Line(*const f32),
 }
 
@@ -48,6 +49,10 @@ pub struct Sweep<'s> {
     pub lanes: bool,
     pub c: *mut f32,
     pub c_off: &'s [u32],
+    /// Blocks of 16 columns, and how far apart they are in B and in C. More than one are neither narrow nor lane by lane.
+    pub blocks: usize,
+    pub b_block: usize,
+    pub c_block: usize,
     pub start: Start,
     /// Results below the first number become it, results above the second that: only where the sums are complete.
     pub clamp: Option<[f32; 2]>,
@@ -74,8 +79,9 @@ impl Sweep<'_> {
         };
         let rows = hull(&mut self.a_off.iter().map(|&o| o as isize..o as isize + 1));
         let a = hull(&mut self.steps.iter().map(|s| run(s.a, s.len, self.ak, if self.lanes { BLOCK } else { 1 })));
-        let b = hull(&mut self.steps.iter().map(|s| run(s.b, s.len, self.bk, BLOCK)));
-        let c = hull(&mut self.c_off.iter().map(|&o| run(o as isize, 1, 0, BLOCK)));
+        let further = |distance: usize| self.blocks.saturating_sub(1) * distance;
+        let b = hull(&mut self.steps.iter().map(|s| run(s.b, s.len, self.bk, BLOCK + further(self.b_block))));
+        let c = hull(&mut self.c_off.iter().map(|&o| run(o as isize, 1, 0, BLOCK + further(self.c_block))));
         let a = if rows.is_empty() || a.is_empty() { 0..0 } else { rows.start + a.start..rows.end - 1 + a.end };
         [a, b, c]
     }
@@ -84,7 +90,9 @@ impl Sweep<'_> {
     #[inline]
     pub fn assert_inside(&self, a: usize, b: usize, c: usize) {
         if cfg!(debug_assertions) {
-            let aligned = |o: &u32| self.c.wrapping_add(*o as usize).addr().is_multiple_of(4 * BLOCK);
+            assert!(self.blocks == 1 || !self.narrow && !self.lanes, "bug: several blocks of another form");
+            let apart = self.blocks == 1 || self.c_block.is_multiple_of(BLOCK);
+            let aligned = |o: &u32| apart && self.c.wrapping_add(*o as usize).addr().is_multiple_of(4 * BLOCK);
             assert!(!self.stream || self.c_off.iter().all(aligned), "bug: parts of lines are streamed");
             for (range, len) in self.reach().into_iter().zip([a, b, c]) {
                 assert!(range.start >= 0 && range.end <= len as isize, "bug: a sweep touches {range:?} of {len}");
@@ -93,32 +101,40 @@ impl Sweep<'_> {
     }
 }
 
-/// Adds products over `steps` to the sums of a register tile whose rows begin at `a`; the next tile's are `ahead`.
+/// Sums of a register tile: by row, block and vector.
+type Sums<V, const MR: usize, const NB: usize, const NV: usize> = [[[V; NV]; NB]; MR];
+
+/// Adds products over `steps` to the sums of a register tile whose rows begin at `a`, its blocks at `b` of B; the next tile's rows
+/// are `ahead`.
 #[inline(always)]
-unsafe fn accumulate<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(
+unsafe fn accumulate<S: Simd, const MR: usize, const NB: usize, const NV: usize, const FORM: u8>(
     s: &Sweep,
     steps: &[Step],
-    a: &[*const f32; MR],
+    (a, b): (&[*const f32; MR], *const f32),
     ahead: isize,
-    sums: &mut [[S::V; NV]; MR],
+    sums: &mut Sums<S::V, MR, NB, NV>,
 ) {
     // SAFETY: the caller promises that all of `s.reach()` may be touched.
     unsafe {
         let (ak, bk) = if FORM == UNIT { (1, BLOCK) } else { (s.ak as isize, s.bk) };
         for step in steps {
             let mut at = step.a;
-            let mut b = s.b.offset(step.b);
+            let mut b = b.offset(step.b);
             macro_rules! one {
                 ($j:expr) => {{
-                    let mut line = [S::zero(); NV];
-                    for v in 0..NV {
-                        line[v] = S::load(b.add($j * bk + v * S::LANES));
+                    let mut lines = [[S::zero(); NV]; NB];
+                    for (i, line) in lines.iter_mut().enumerate() {
+                        for (v, part) in line.iter_mut().enumerate() {
+                            *part = S::load(b.add(i * s.b_block + $j * bk + v * S::LANES));
+                        }
                     }
                     for m in 0..MR {
                         let x = a[m].offset(at + $j as isize * ak);
-                        for v in 0..NV {
-                            let x = if FORM == LANES { S::load(x.add(v * S::LANES)) } else { S::splat(*x) };
-                            sums[m][v] = S::fma(x, line[v], sums[m][v]);
+                        for i in 0..NB {
+                            for v in 0..NV {
+                                let x = if FORM == LANES { S::load(x.add(v * S::LANES)) } else { S::splat(*x) };
+                                sums[m][i][v] = S::fma(x, lines[i][v], sums[m][i][v]);
+                            }
                         }
                     }
                 }};
@@ -151,31 +167,33 @@ unsafe fn accumulate<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(
     }
 }
 
-/// One register tile: `MR` rows by `NV` vectors, which are 16 floats, or 8 of a narrow sweep.
+/// One register tile: `MR` rows by `NB` blocks, from one on, by `NV` vectors, which are 16 floats, or 8 of a narrow sweep.
 #[inline(always)]
-unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sweep, r: usize) {
-    // SAFETY: the caller promises that rows `r..r + MR` exist and that all of `s.reach()` may be touched.
+unsafe fn tile<S: Simd, const MR: usize, const NB: usize, const NV: usize, const FORM: u8>(
+    s: &Sweep,
+    r: usize,
+    block: usize,
+) {
+    // SAFETY: the caller promises that rows `r..r + MR` and the blocks exist and that all of `s.reach()` may be touched.
     unsafe {
         let a_off = |m: usize| *s.a_off.get_unchecked(r + m) as usize;
-        let c = |m: usize, v: usize| s.c.add(*s.c_off.get_unchecked(r + m) as usize + v * S::LANES);
+        let first = s.c.add(block * s.c_block);
+        let c = |m: usize, i: usize, v: usize| {
+            first.add(*s.c_off.get_unchecked(r + m) as usize + i * s.c_block + v * S::LANES)
+        };
         let mut a = [s.a; MR];
         for (m, a) in a.iter_mut().enumerate() {
             *a = s.a.add(a_off(m));
         }
-        let mut sums = [[S::zero(); NV]; MR];
-        match s.start {
-            Start::Zero => {}
-            Start::Held => {
-                for (m, row) in sums.iter_mut().enumerate() {
-                    for (v, sum) in row.iter_mut().enumerate() {
-                        *sum = S::load(c(m, v));
-                    }
-                }
-            }
-            Start::Line(line) => {
-                for row in &mut sums {
-                    for (v, sum) in row.iter_mut().enumerate() {
-                        *sum = S::load(line.add(v * S::LANES));
+        let mut sums = [[[S::zero(); NV]; NB]; MR];
+        if s.start != Start::Zero {
+            for (m, row) in sums.iter_mut().enumerate() {
+                for (i, line) in row.iter_mut().enumerate() {
+                    for (v, sum) in line.iter_mut().enumerate() {
+                        *sum = S::load(match s.start {
+                            Start::Line(line) => line.add((block + i) * BLOCK + v * S::LANES),
+                            _ => c(m, i, v),
+                        });
                     }
                 }
             }
@@ -183,37 +201,65 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize, const FORM: u8>(s: &Sw
         // The next tile's lines of C now, its lines of A step by step: forward of resnet50 went from 77 to 83 % of peak.
         let next = (r + MR).min(s.a_off.len() - MR);
         for m in (0..MR).filter(|_| !s.stream) {
-            S::prefetch(s.c.add(*s.c_off.get_unchecked(next + m) as usize));
+            for i in 0..NB {
+                S::prefetch(first.add(*s.c_off.get_unchecked(next + m) as usize + i * s.c_block));
+            }
         }
         let ahead = *s.a_off.get_unchecked(next) as isize - a_off(0) as isize;
-        accumulate::<S, MR, NV, FORM>(s, s.steps, &a, ahead, &mut sums);
+        let b = s.b.add(block * s.b_block);
+        accumulate::<S, MR, NB, NV, FORM>(s, s.steps, (&a, b), ahead, &mut sums);
         if let Some([low, high]) = s.clamp {
-            for sum in sums.as_flattened_mut() {
+            for sum in sums.as_flattened_mut().as_flattened_mut() {
                 *sum = S::clamp(*sum, low, high);
             }
         }
         for (m, row) in sums.iter().enumerate() {
-            for (v, sum) in row.iter().enumerate() {
-                if s.stream {
-                    S::stream(c(m, v), *sum);
-                } else {
-                    S::store(c(m, v), *sum);
+            for (i, line) in row.iter().enumerate() {
+                for (v, sum) in line.iter().enumerate() {
+                    if s.stream {
+                        S::stream(c(m, i, v), *sum);
+                    } else {
+                        S::store(c(m, i, v), *sum);
+                    }
                 }
-            }
-            for v in (NV..BLOCK / S::LANES).filter(|_| s.start != Start::Held) {
-                S::store(c(m, v), S::zero());
+                for v in (NV..BLOCK / S::LANES).filter(|_| s.start != Start::Held) {
+                    S::store(c(m, i, v), S::zero());
+                }
             }
         }
     }
 }
 
-/// All rows, in tiles of six. Below four rows a tile is bound by the latency of its few sums, so a short remainder is
-/// evened out with the last full tile.
+/// All blocks, as many at a time as the instruction set's registers hold sums of.
 ///
 /// # Safety
 /// The instruction set is there; all of `s.reach()` may be read, and that of C written by nobody else.
 #[inline(always)]
-pub unsafe fn rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
+pub unsafe fn blocks<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
+    let mut block = 0;
+    while block < s.blocks {
+        let together = (s.blocks - block).min(S::BLOCKS);
+        // SAFETY: these blocks exist; the rest is the caller's promise.
+        unsafe {
+            match together {
+                4 => rows::<S, 4, NV, FORM>(s, block),
+                3 => rows::<S, 3, NV, FORM>(s, block),
+                2 => rows::<S, 2, NV, FORM>(s, block),
+                _ if NV == 1 => tall_rows::<S, NV, FORM>(s, block),
+                _ => rows::<S, 1, NV, FORM>(s, block),
+            }
+        }
+        block += together;
+    }
+}
+
+/// All rows of some blocks, in tiles of six. Below four rows a tile is bound by the latency of its few sums, so a short remainder
+/// is evened out with the last full tile.
+///
+/// # Safety
+/// As for [`blocks`].
+#[inline(always)]
+unsafe fn rows<S: Simd, const NB: usize, const NV: usize, const FORM: u8>(s: &Sweep, block: usize) {
     debug_assert!(NV * S::LANES == BLOCK && (FORM == LANES || !s.narrow) && s.a_off.len() == s.c_off.len());
     let n = s.a_off.len();
     let mut r = 0;
@@ -227,25 +273,26 @@ pub unsafe fn rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
         // SAFETY: rows r..r + m exist; the rest is the caller's promise.
         unsafe {
             match m {
-                6 => tile::<S, 6, NV, FORM>(s, r),
-                5 => tile::<S, 5, NV, FORM>(s, r),
-                4 => tile::<S, 4, NV, FORM>(s, r),
-                3 => tile::<S, 3, NV, FORM>(s, r),
-                2 => tile::<S, 2, NV, FORM>(s, r),
-                _ => tile::<S, 1, NV, FORM>(s, r),
+                6 => tile::<S, 6, NB, NV, FORM>(s, r, block),
+                5 => tile::<S, 5, NB, NV, FORM>(s, r, block),
+                4 => tile::<S, 4, NB, NV, FORM>(s, r, block),
+                3 => tile::<S, 3, NB, NV, FORM>(s, r, block),
+                2 => tile::<S, 2, NB, NV, FORM>(s, r, block),
+                _ => tile::<S, 1, NB, NV, FORM>(s, r, block),
             }
         }
         r += m;
     }
 }
 
-/// The same of a narrow sweep, in tiles of eight: as many sums as hide the latency, in as many registers as hold their rows.
+/// The same of one block whose rows have one vector, or the few of a narrow sweep, in tiles of eight: as many sums as hide the
+/// latency, in as many registers as hold their rows.
 ///
 /// # Safety
-/// As for [`rows`].
+/// As for [`blocks`].
 #[inline(always)]
-pub unsafe fn narrow_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
-    debug_assert!(2 * NV * S::LANES == BLOCK && s.narrow && !s.stream && s.a_off.len() == s.c_off.len());
+pub unsafe fn tall_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep, block: usize) {
+    debug_assert!(s.a_off.len() == s.c_off.len());
     let n = s.a_off.len();
     let mut r = 0;
     while r < n {
@@ -258,11 +305,11 @@ pub unsafe fn narrow_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
         // SAFETY: rows r..r + m exist; the rest is the caller's promise.
         unsafe {
             match m {
-                8 => tile::<S, 8, NV, FORM>(s, r),
-                6 => tile::<S, 6, NV, FORM>(s, r),
-                4 => tile::<S, 4, NV, FORM>(s, r),
-                2 => tile::<S, 2, NV, FORM>(s, r),
-                _ => tile::<S, 1, NV, FORM>(s, r),
+                8 => tile::<S, 8, 1, NV, FORM>(s, r, block),
+                6 => tile::<S, 6, 1, NV, FORM>(s, r, block),
+                4 => tile::<S, 4, 1, NV, FORM>(s, r, block),
+                2 => tile::<S, 2, 1, NV, FORM>(s, r, block),
+                _ => tile::<S, 1, 1, NV, FORM>(s, r, block),
             }
         }
         r += m;
@@ -291,26 +338,27 @@ unsafe fn folded_tile<S: Simd, const MR: usize, const NV: usize>(s: &Sweep, leav
         }
         let mut held = [[[MaybeUninit::<S::V>::uninit(); NV]; MR]; LEVELS];
         let mut level = 0;
-        let mut sums = [[S::zero(); NV]; MR];
+        let mut sums = [[[S::zero(); NV]; 1]; MR];
         for leaf in leaves {
-            sums = [[S::zero(); NV]; MR];
-            accumulate::<S, MR, NV, STRIDED>(s, s.steps.get_unchecked(leaf.steps.clone()), &a, 0, &mut sums);
+            sums = [[[S::zero(); NV]; 1]; MR];
+            let steps = s.steps.get_unchecked(leaf.steps.clone());
+            accumulate::<S, MR, 1, NV, STRIDED>(s, steps, (&a, s.b), 0, &mut sums);
             for _ in 0..leaf.adds {
                 level -= 1;
                 for m in 0..MR {
                     for v in 0..NV {
-                        sums[m][v] = S::add(held[level][m][v].assume_init(), sums[m][v]);
+                        sums[m][0][v] = S::add(held[level][m][v].assume_init(), sums[m][0][v]);
                     }
                 }
             }
             for m in 0..MR {
                 for v in 0..NV {
-                    held[level][m][v].write(sums[m][v]);
+                    held[level][m][v].write(sums[m][0][v]);
                 }
             }
             level += 1;
         }
-        for (m, row) in sums.iter().enumerate() {
+        for (m, [row]) in sums.iter().enumerate() {
             for (v, sum) in row.iter().enumerate() {
                 S::store(s.c.add(*s.c_off.get_unchecked(r + m) as usize + v * S::LANES), *sum);
             }
@@ -321,7 +369,7 @@ unsafe fn folded_tile<S: Simd, const MR: usize, const NV: usize>(s: &Sweep, leav
 /// All rows of a sweep that starts from zero, its steps leaf by leaf, folded.
 ///
 /// # Safety
-/// As for [`rows`]; leaves are as `fold::order` gives them.
+/// As for [`blocks`], of one block; leaves are as `fold::order` gives them.
 #[inline(always)]
 pub unsafe fn folded_rows<S: Simd, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
     debug_assert!(NV * S::LANES == BLOCK && s.a_off.len() == s.c_off.len());

@@ -256,11 +256,12 @@ impl WeightGradient {
         for (pass, steps) in p.runs[p.leaves[leaf].clone()].chunks(p.pass).enumerate() {
             for row in part.rows.clone().step_by(p.chunk) {
                 let rows = row..(row + p.chunk).min(part.rows.end);
-                for (i, block) in part.blocks.clone().enumerate() {
-                    let at = i * distance + (row - part.rows.start) * BLOCK;
+                for run in self.pairs.alike(part.blocks.clone(), self.isa.blocks) {
+                    let block = run.start;
+                    let at = (block - part.blocks.start) * distance + (row - part.rows.start) * BLOCK;
                     let a = &x[self.pairs.meets[block].start * self.input_plane..];
                     let b = &dy[block * self.plane..];
-                    let c = &mut out[at..at + rows.len() * BLOCK];
+                    let c = &mut out[at..];
                     let sweep = Sweep {
                         a: a.as_ptr(),
                         a_off: &p.a_off[rows.clone()],
@@ -271,9 +272,12 @@ impl WeightGradient {
                         lanes: self.pairs.depthwise,
                         c: c.as_mut_ptr(),
                         c_off: &self.dense[..rows.len()],
+                        blocks: run.len(),
+                        b_block: self.plane,
+                        c_block: distance,
                         start: if pass == 0 { Start::Zero } else { Start::Held },
                         clamp: None,
-                        narrow: self.pairs.outer.narrow(block),
+                        narrow: run.len() == 1 && self.pairs.outer.narrow(block),
                         stream: false,
                     };
                     sweep.assert_inside(a.len(), b.len(), c.len());
@@ -290,15 +294,11 @@ fn cut(pairs: &Pairs, phases: &[Tables], blocks: usize, rows: usize) -> Vec<Part
     let mut parts = vec![];
     for (phase, tables) in phases.iter().enumerate() {
         let rows = rows.div_ceil(tables.chunk) * tables.chunk;
-        let mut first = 0;
-        while first < pairs.outer.blocks() {
-            let meets = &pairs.meets[first];
-            let same = pairs.meets[first..].iter().take(blocks).take_while(|m| *m == meets).count();
-            let all = tables.rows[meets.len()];
+        for blocks in pairs.alike(0..pairs.outer.blocks(), blocks) {
+            let all = tables.rows[pairs.meets[blocks.start].len()];
             for row in (0..all).step_by(rows) {
-                parts.push(Part { phase, blocks: first..first + same, rows: row..(row + rows).min(all) });
+                parts.push(Part { phase, blocks: blocks.clone(), rows: row..(row + rows).min(all) });
             }
-            first += same;
         }
     }
     parts
@@ -354,6 +354,9 @@ impl WeightGradient {
                 lanes: false,
                 c: (to.data as *mut f32).wrapping_add(base),
                 c_off: &p.c_off[part.rows.clone()],
+                blocks: 1,
+                b_block: 0,
+                c_block: 0,
                 start: Start::Zero,
                 clamp: None,
                 narrow: false,

@@ -67,6 +67,18 @@ impl Pairs {
         Pairs { outer, inner, groups, depthwise, meets, before, count }
     }
 
+    /// Some outer blocks in runs of at most so many which meet the same inner blocks, all about as long.
+    pub fn alike(&self, blocks: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        let mut rest = blocks;
+        std::iter::from_fn(move || {
+            let (first, others) = self.meets[rest.clone()].split_first()?;
+            let same = 1 + others.iter().take_while(|meets| *meets == first).count();
+            let run = rest.start..rest.start + same.div_ceil(same.div_ceil(most));
+            rest.start = run.end;
+            Some(run)
+        })
+    }
+
     /// The same with the sides swapped, both in blocks of 16.
     pub fn adjoint(&self) -> Pairs {
         let wide = |side: Side| Side { block: BLOCK, ..side };

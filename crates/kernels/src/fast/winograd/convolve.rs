@@ -3,7 +3,7 @@
 //! Where a batch norm reads the target, its sums are made strip by strip while the strip is near: tiles that are taken at once are then
 //! those of whole strips.
 
-use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, plane};
+use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, parts, plane};
 use crate::fast::isa::{Isa, isa};
 use crate::fast::norm::COLUMNS;
 use crate::fast::norm_rows::Spread;
@@ -16,8 +16,9 @@ use convoy_net::{Axis, Region};
 use std::ops::Range;
 use std::ptr::null;
 
-/// Weights of one group of steps stay in the first-level cache: 16 KiB.
+/// Weights of one group of steps stay in the first-level cache: 16 KiB of one target block, 32 of several at once.
 const GROUP: usize = 16;
+const WIDE_GROUP: usize = 8;
 /// A sweep's source above this leaves the second-level cache.
 const SOURCE_FLOATS: usize = 80 << 10;
 /// Work that a tile of products should have.
@@ -323,35 +324,39 @@ impl Convolve {
         to: *mut f32,
     ) {
         let rows = &self.offsets[..count];
-        let one = |o: usize, group: usize| {
+        let per_group = if self.isa.blocks == 1 { GROUP } else { WIDE_GROUP };
+        let some = |o: Range<usize>, group: usize| {
             let distance = plane(self.inner * BLOCK);
-            let panel = &weights[(o * self.size.planes() + q) * distance..][..self.inner * PAIR];
-            let steps = &self.steps[group * GROUP..((group + 1) * GROUP).min(self.inner)];
+            let panels = &weights[(o.start * self.size.planes() + q) * distance..];
+            let steps = &self.steps[group * per_group..((group + 1) * per_group).min(self.inner)];
             let sweep = Sweep {
                 a: from.as_ptr(),
                 a_off: rows,
-                b: panel.as_ptr(),
+                b: panels.as_ptr(),
                 steps,
                 ak: 1,
                 bk: BLOCK,
                 lanes: false,
                 // SAFETY: the caller's promise.
-                c: unsafe { to.add(o * self.block * BLOCK) },
+                c: unsafe { to.add(o.start * self.block * BLOCK) },
                 c_off: rows,
+                blocks: o.len(),
+                b_block: self.size.planes() * distance,
+                c_block: self.block * BLOCK,
                 start: if group == 0 { Start::Zero } else { Start::Held },
                 clamp: None,
-                narrow: self.side.narrow(o),
+                narrow: o.len() == 1 && self.side.narrow(o.start),
                 stream: false,
             };
-            sweep.assert_inside(from.len(), panel.len(), self.block * BLOCK);
+            sweep.assert_inside(from.len(), panels.len(), o.len() * self.block * BLOCK);
             // SAFETY: inside, as asserted.
             unsafe { self.isa.sweep(&sweep) }
         };
-        let groups = self.inner.div_ceil(GROUP);
+        let groups = self.inner.div_ceil(per_group);
         if count * self.inner * BLOCK > SOURCE_FLOATS {
-            (0..groups).for_each(|g| blocks.clone().for_each(|o| one(o, g)));
+            (0..groups).for_each(|g| parts(blocks.clone(), self.isa.blocks).for_each(|o| some(o, g)));
         } else {
-            blocks.for_each(|o| (0..groups).for_each(|g| one(o, g)));
+            parts(blocks, self.isa.blocks).for_each(|o| (0..groups).for_each(|g| some(o.clone(), g)));
         }
     }
 

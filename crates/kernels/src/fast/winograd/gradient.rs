@@ -6,7 +6,7 @@
 //! the planes and transforming once would be less work, but ranks that hold subtrees could not get the bits of one rank:
 //! what they send each other are weights.)
 
-use super::{Grid, PAIR, Size, Windows, at_once, even, lines, plane};
+use super::{Grid, PAIR, Size, Windows, at_once, even, lines, parts, plane};
 use crate::fast::fold;
 use crate::fast::isa::{Isa, isa};
 use crate::fast::leaves::{Leaves, Subtrees};
@@ -212,12 +212,12 @@ impl Parts {
         self.pairs.inner.channels.min(inner.end * BLOCK) - inner.start * BLOCK
     }
 
-    /// Adds products over `tiles` of one plane (lines `from` of some channels, `by` of one outer block) to `sums`,
-    /// `[channel][16]`, or starts there.
+    /// Adds products over `tiles` of one plane (lines `from` of some channels, `by` of some outer blocks) to `sums`, `[channel][16]`
+    /// of each block, or starts there.
     fn products(
         &self,
         channels: usize,
-        narrow: bool,
+        (blocks, narrow): (usize, bool),
         tiles: Range<usize>,
         (from, by): (&[f32], &[f32]),
         sums: &mut [f32],
@@ -236,6 +236,9 @@ impl Parts {
                 lanes: false,
                 c: sums.as_mut_ptr(),
                 c_off: &self.lines[..channels],
+                blocks,
+                b_block: self.block * BLOCK,
+                c_block: self.sums(),
                 start,
                 clamp: None,
                 narrow,
@@ -294,18 +297,17 @@ impl Parts {
             let last = some.end == tiles.end;
             let once = last && start == Start::Zero;
             // The last sums are transformed back while they are in the cache: then few blocks at a time.
-            let at_once = if last { 2 } else { outer.len() };
-            for group in (0..outer.len()).step_by(at_once) {
-                let group = group..(group + at_once).min(outer.len());
+            let at_once = if last { self.isa.blocks.max(2) } else { outer.len() };
+            for group in parts(0..outer.len(), at_once) {
                 // Sums that are needed once may lie where others were.
                 let place = |i: usize| if once { i - group.start } else { i };
                 for q in 0..self.size.planes() {
-                    for i in group.clone() {
-                        let by = &by[q * r + i * self.block * BLOCK..];
-                        let sums = &mut sums[place(i) * self.sums() + q * t..][..t];
-                        let narrow = self.pairs.outer.narrow(outer.start + i);
+                    for run in parts(group.clone(), self.isa.blocks) {
+                        let by = &by[q * r + run.start * self.block * BLOCK..];
+                        let sums = &mut sums[place(run.start) * self.sums() + q * t..];
+                        let narrow = run.len() == 1 && self.pairs.outer.narrow(outer.start + run.start);
                         let lines = (&from[q * p..(q + 1) * p], by);
-                        self.products(channels, narrow, 0..some.len(), lines, sums, start);
+                        self.products(channels, (run.len(), narrow), 0..some.len(), lines, sums, start);
                     }
                 }
                 for i in group.clone().filter(|_| last) {

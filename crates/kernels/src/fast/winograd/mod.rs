@@ -275,6 +275,12 @@ fn even(len: usize, most: usize) -> usize {
     len.div_ceil(len.div_ceil(most).max(1))
 }
 
+/// A range in parts of at most `most`, all about as long.
+fn parts(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let size = even(range.len(), most).max(1);
+    range.clone().step_by(size).map(move |first| first..(first + size).min(range.end))
+}
+
 /// Parts of `count` blocks so that each writes about `TILE_LINES` lines: how many blocks.
 fn blocks_at_once(count: usize, lines_per_block: usize) -> usize {
     even(count, (TILE_LINES / lines_per_block.max(1)).clamp(1, count.div_ceil(8).max(1)))
