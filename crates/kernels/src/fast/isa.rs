@@ -214,7 +214,7 @@ macro_rules! instantiate {
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_folded(s: &Sweep, leaves: &[Leaf]) {
-                unsafe { sweep::folded_rows::<$simd, NV>(s, leaves) }
+                unsafe { sweep::folded::<$simd, NV>(s, leaves) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn add(into: *mut f32, from: *const f32, len: usize) {

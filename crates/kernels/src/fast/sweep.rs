@@ -329,50 +329,88 @@ pub const LEVELS: usize = 32;
 /// One register tile of a folded sweep: leaves are summed one after the other and added as the tree says, all in registers and
 /// the first-level cache.
 #[inline(always)]
-unsafe fn folded_tile<S: Simd, const MR: usize, const NV: usize>(s: &Sweep, leaves: &[Leaf], r: usize) {
-    // SAFETY: the caller promises that rows `r..r + MR` exist, that all of `s.reach()` may be touched, and that leaves are in order.
+unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize>(
+    s: &Sweep,
+    leaves: &[Leaf],
+    r: usize,
+    block: usize,
+) {
+    // SAFETY: the caller promises that rows `r..r + MR` and the blocks exist, that all of `s.reach()` may be touched, and that leaves
+    // are in order.
     unsafe {
         let mut a = [s.a; MR];
         for (m, a) in a.iter_mut().enumerate() {
             *a = s.a.add(*s.a_off.get_unchecked(r + m) as usize);
         }
-        let mut held = [[[MaybeUninit::<S::V>::uninit(); NV]; MR]; LEVELS];
+        let b = s.b.add(block * s.b_block);
+        let mut held = [[[[MaybeUninit::<S::V>::uninit(); NV]; NB]; MR]; LEVELS];
         let mut level = 0;
-        let mut sums = [[[S::zero(); NV]; 1]; MR];
+        let mut sums = [[[S::zero(); NV]; NB]; MR];
         for leaf in leaves {
-            sums = [[[S::zero(); NV]; 1]; MR];
+            sums = [[[S::zero(); NV]; NB]; MR];
             let steps = s.steps.get_unchecked(leaf.steps.clone());
-            accumulate::<S, MR, 1, NV, STRIDED>(s, steps, (&a, s.b), 0, &mut sums);
+            accumulate::<S, MR, NB, NV, STRIDED>(s, steps, (&a, b), 0, &mut sums);
             for _ in 0..leaf.adds {
                 level -= 1;
                 for m in 0..MR {
-                    for v in 0..NV {
-                        sums[m][0][v] = S::add(held[level][m][v].assume_init(), sums[m][0][v]);
+                    for i in 0..NB {
+                        for v in 0..NV {
+                            sums[m][i][v] = S::add(held[level][m][i][v].assume_init(), sums[m][i][v]);
+                        }
                     }
                 }
             }
             for m in 0..MR {
-                for v in 0..NV {
-                    held[level][m][v].write(sums[m][0][v]);
+                for i in 0..NB {
+                    for v in 0..NV {
+                        held[level][m][i][v].write(sums[m][i][v]);
+                    }
                 }
             }
             level += 1;
         }
-        for (m, [row]) in sums.iter().enumerate() {
-            for (v, sum) in row.iter().enumerate() {
-                S::store(s.c.add(*s.c_off.get_unchecked(r + m) as usize + v * S::LANES), *sum);
+        for (m, row) in sums.iter().enumerate() {
+            for (i, line) in row.iter().enumerate() {
+                for (v, sum) in line.iter().enumerate() {
+                    let c = *s.c_off.get_unchecked(r + m) as usize + (block + i) * s.c_block + v * S::LANES;
+                    if s.stream {
+                        S::stream(s.c.add(c), *sum);
+                    } else {
+                        S::store(s.c.add(c), *sum);
+                    }
+                }
             }
         }
     }
 }
 
-/// All rows of a sweep that starts from zero, its steps leaf by leaf, folded.
+/// All blocks of a sweep that starts from zero, its steps leaf by leaf, folded.
 ///
 /// # Safety
-/// As for [`blocks`], of one block; leaves are as `fold::order` gives them.
+/// As for [`blocks`]; leaves are as `fold::order` gives them.
 #[inline(always)]
-pub unsafe fn folded_rows<S: Simd, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
+pub unsafe fn folded<S: Simd, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
     debug_assert!(NV * S::LANES == BLOCK && s.a_off.len() == s.c_off.len());
+    let mut block = 0;
+    while block < s.blocks {
+        let together = if S::BLOCKS >= 4 && s.blocks - block >= 4 { 4 } else { 1 };
+        // SAFETY: these blocks exist; the rest is the caller's promise.
+        unsafe {
+            match together {
+                4 => folded_rows::<S, 4, NV>(s, leaves, block),
+                _ => folded_rows::<S, 1, NV>(s, leaves, block),
+            }
+        }
+        block += together;
+    }
+}
+
+/// All rows of some blocks.
+///
+/// # Safety
+/// As for [`folded`].
+#[inline(always)]
+unsafe fn folded_rows<S: Simd, const NB: usize, const NV: usize>(s: &Sweep, leaves: &[Leaf], block: usize) {
     let n = s.a_off.len();
     let mut r = 0;
     while r < n {
@@ -384,10 +422,10 @@ pub unsafe fn folded_rows<S: Simd, const NV: usize>(s: &Sweep, leaves: &[Leaf]) 
         // SAFETY: these rows exist; the rest is the caller's promise.
         unsafe {
             match m {
-                6 => folded_tile::<S, 6, NV>(s, leaves, r),
-                4 => folded_tile::<S, 4, NV>(s, leaves, r),
-                2 => folded_tile::<S, 2, NV>(s, leaves, r),
-                _ => folded_tile::<S, 1, NV>(s, leaves, r),
+                6 => folded_tile::<S, 6, NB, NV>(s, leaves, r, block),
+                4 => folded_tile::<S, 4, NB, NV>(s, leaves, r, block),
+                2 => folded_tile::<S, 2, NB, NV>(s, leaves, r, block),
+                _ => folded_tile::<S, 1, NB, NV>(s, leaves, r, block),
             }
         }
         r += m;

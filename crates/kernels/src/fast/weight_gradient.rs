@@ -9,7 +9,7 @@
 //! - An element of a leaf's sum is one chain over the leaf's points in order, whatever the tiles.
 
 use super::fold;
-use super::isa::{Isa, isa, prefetch};
+use super::isa::{Isa, STREAM_BYTES, fence, isa, prefetch};
 use super::leaves::{Leaves, Subtrees};
 use super::phases::Phase;
 use super::sweep::{Leaf, Start, Step, Sweep};
@@ -83,6 +83,8 @@ pub struct WeightGradient {
     phases: Vec<Tables>,
     /// Whether leaves are folded within a register tile, and in which order: per phase and subtree.
     folded: bool,
+    /// Whether the sums are more than the last-level cache holds.
+    large: bool,
     orders: Vec<Vec<Vec<Leaf>>>,
     parts: Vec<Part>,
     parts_per_tile: usize,
@@ -223,6 +225,7 @@ impl WeightGradient {
             input_plane: spec.input.plane,
             to: if subtrees.is_whole() { Operand::ParameterGradient(0) } else { spec.sums },
             folded,
+            large: 4.0 * written > STREAM_BYTES as f64,
             orders: phases.iter().map(|p| subtrees.ranges.iter().map(|leaves| p.order(leaves)).collect()).collect(),
             subtrees,
             phases,
@@ -340,10 +343,12 @@ impl WeightGradient {
         let p = &self.phases[part.phase];
         let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
         let to = operands.slot(self.to);
-        for block in part.blocks.clone() {
+        for run in self.pairs.alike(part.blocks.clone(), self.isa.blocks) {
+            let block = run.start;
             let base = self.base(block, subtree);
             let a = &x[self.pairs.meets[block].start * self.input_plane..];
             let b = &dy[block * self.plane..];
+            let c = (to.data as *mut f32).wrapping_add(base);
             let sweep = Sweep {
                 a: a.as_ptr(),
                 a_off: &p.a_off[part.rows.clone()],
@@ -352,27 +357,32 @@ impl WeightGradient {
                 ak: p.ak,
                 bk: p.bk,
                 lanes: false,
-                c: (to.data as *mut f32).wrapping_add(base),
+                c,
                 c_off: &p.c_off[part.rows.clone()],
-                blocks: 1,
-                b_block: 0,
-                c_block: 0,
+                blocks: run.len(),
+                b_block: self.plane,
+                c_block: self.base(run.end - 1, subtree).saturating_sub(base) / (run.len() - 1).max(1),
                 start: Start::Zero,
                 clamp: None,
                 narrow: false,
-                stream: false,
+                stream: self.large && c.addr().is_multiple_of(4 * BLOCK),
             };
             sweep.assert_inside(a.len(), b.len(), to.bytes / 4 - base);
-            // The next block's gradient: its lines are far apart, and the processor does not foresee them.
-            for run in &p.runs {
-                let ahead = b.as_ptr().wrapping_offset(self.plane as isize + run.b);
-                (0..run.len).for_each(|k| prefetch(ahead.wrapping_add(k * p.bk)));
+            // The next blocks' gradient: its lines are far apart, and the processor does not foresee them.
+            for step in &p.runs {
+                for next in run.end..(run.end + run.len()).min(part.blocks.end) {
+                    let ahead = dy.as_ptr().wrapping_add(next * self.plane).wrapping_offset(step.b);
+                    (0..step.len).for_each(|k| prefetch(ahead.wrapping_add(k * p.bk)));
+                }
             }
             // SAFETY: tables were made from the layouts of these operands, as asserted above; the part's lines belong to this
             // part and subtree alone.
             unsafe { self.isa.sweep_folded(&sweep, &self.orders[part.phase][subtree]) }
-            self.finish(part, block, base, operands);
+            for block in run {
+                self.finish(part, block, self.base(block, subtree), operands);
+            }
         }
+        fence();
     }
 
     /// Where a block's sums over a subtree begin.
