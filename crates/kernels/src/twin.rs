@@ -503,7 +503,8 @@ impl Way {
     fn all(stage: &Stage) -> Vec<Way> {
         let best = isa::set();
         let threads = (1..=stage.tiles.clamp(1, 3)).map(|threads| Way { threads, set: best });
-        let sets = [Set::Avx2, Set::Portable].into_iter().filter(|set| *set < best && stage.work.flops <= FEW_FLOPS);
+        let sets = [Set::Avx2, Set::Together, Set::Portable].into_iter();
+        let sets = sets.filter(|set| *set < best && stage.work.flops <= FEW_FLOPS);
         threads.chain(sets.map(|set| Way { threads: 1, set })).collect()
     }
 

@@ -255,8 +255,9 @@ macro_rules! instantiate {
             instantiate!(@transforms four, $simd, ($($feature)?));
             instantiate!(@transforms two, $simd, ($($feature)?));
             instantiate!(@transforms wide, $simd, ($($feature)?));
+            const _: () = assert!(<$simd as Simd>::BLOCKS <= MOST_BLOCKS);
             pub static ISA: Isa = Isa {
-                blocks: <$simd>::BLOCKS,
+                blocks: <$simd as Simd>::BLOCKS,
                 sweep_unit,
                 sweep_strided,
                 sweep_narrow,
@@ -298,11 +299,9 @@ macro_rules! instantiate {
     };
 }
 
-const _: () = assert!(Portable::BLOCKS <= MOST_BLOCKS);
-#[cfg(target_arch = "x86_64")]
-const _: () = assert!(Avx2::BLOCKS <= MOST_BLOCKS && Avx512::BLOCKS <= MOST_BLOCKS);
-
 instantiate!(portable, Portable, Portable);
+#[cfg(test)]
+instantiate!(together, Portable<MOST_BLOCKS>, Portable);
 #[cfg(target_arch = "x86_64")]
 instantiate!(avx2, Avx2, Avx2, "avx2,fma");
 #[cfg(target_arch = "x86_64")]
@@ -313,6 +312,9 @@ instantiate!(avx512, Avx512, Avx2, "avx512f,avx2,fma");
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub enum Set {
     Portable,
+    /// Several blocks at a time: what AVX-512 does, on any processor.
+    #[cfg(test)]
+    Together,
     /// With fused multiply-add.
     Avx2,
     Avx512,
@@ -341,6 +343,8 @@ pub fn isa() -> &'static Isa {
         Set::Avx512 => &avx512::ISA,
         #[cfg(target_arch = "x86_64")]
         Set::Avx2 => &avx2::ISA,
+        #[cfg(test)]
+        Set::Together => &together::ISA,
         _ => &portable::ISA,
     }
 }

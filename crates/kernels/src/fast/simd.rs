@@ -61,17 +61,18 @@ pub trait Simd: Copy + 'static {
 }
 
 /// Plain arrays, left to the compiler. Where the target has no fused multiply-add at compile time, `mul_add` is a call of the
-/// C library's: slow, and the same bits.
+/// C library's: slow, and the same bits. Tests also take several blocks at a time, as wider sets do.
 #[derive(Clone, Copy)]
-pub struct Portable;
+pub struct Portable<const BLOCKS: usize = 1>;
 
 #[inline(always)]
 fn map2(a: [f32; 4], b: [f32; 4], f: impl Fn(f32, f32) -> f32) -> [f32; 4] {
     [f(a[0], b[0]), f(a[1], b[1]), f(a[2], b[2]), f(a[3], b[3])]
 }
 
-impl Simd for Portable {
+impl<const BLOCKS: usize> Simd for Portable<BLOCKS> {
     const LANES: usize = 4;
+    const BLOCKS: usize = BLOCKS;
     type V = [f32; 4];
     type D = [f64; 4];
     #[inline(always)]
@@ -246,7 +247,7 @@ mod x86 {
         }
     }
 
-    /// Sixteen floats; needs AVX-512F. Compiled and chosen where a processor has it, measured nowhere yet.
+    /// Sixteen floats; needs AVX-512F.
     #[derive(Clone, Copy)]
     pub struct Avx512;
 

@@ -1,7 +1,7 @@
 //! Windowed layers against their reference twins, over random shapes; and what may not change a bit.
 
 use super::GRADIENT;
-use crate::fast::isa;
+use crate::fast::isa::{self, Set};
 use crate::fast::strips::Strips;
 use crate::twin::{Numbers, Outcome, Problem, check, halves};
 use crate::{BLOCK, Geometry, Layout, Mode, Operand, Pass, Winograd};
@@ -129,8 +129,10 @@ fn tile_orders_and_instruction_sets_agree_to_the_bit() {
         let first = problem.fast(&values);
         let other = Problem { seed: problem.seed + 1, ..problem.clone() };
         assert_eq!(bits(&first), bits(&other.fast(&values)), "another order of tiles\n{problem:#?}");
-        let portable = isa::portably(|| problem.fast(&values));
-        assert_eq!(bits(&first), bits(&portable), "the portable kernels\n{problem:#?}");
+        for set in [Set::Avx2, Set::Together] {
+            let found = isa::at_most(set, || problem.fast(&values));
+            assert_eq!(bits(&first), bits(&found), "{set:?}\n{problem:#?}");
+        }
     }
 }
 
@@ -251,7 +253,8 @@ fn check_sums(layer: Convolution, input: Shape, winograd: Winograd) {
             let g = Geometry { summed: true, region, ..plain.clone() };
             let expected = problem.fast_with(&values, &Geometry { region, ..plain.clone() });
             let strips = Strips::new(g.output.shape, &region, 1);
-            for found in [problem.fast_with(&values, &g), isa::portably(|| problem.fast_with(&values, &g))] {
+            for set in [Set::Avx512, Set::Avx2, Set::Together] {
+                let found = isa::at_most(set, || problem.fast_with(&values, &g));
                 assert_eq!(found.output.data, expected.output.data, "{problem:#?}");
                 assert_eq!(found.sums.expect("sums"), sums(&expected, &strips), "{problem:#?}");
             }
