@@ -203,8 +203,8 @@ macro_rules! instantiate {
             unsafe fn sweep_narrow(s: &Sweep) {
                 unsafe {
                     match s.ak == 1 && s.bk == BLOCK {
-                        true => sweep::tall_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::UNIT }>(s, 0),
-                        false => sweep::tall_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::STRIDED }>(s, 0),
+                        true => sweep::tall_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::UNIT }>(s),
+                        false => sweep::tall_rows::<$half, { BLOCK / 2 / <$half>::LANES }, { sweep::STRIDED }>(s),
                     }
                 }
             }

@@ -37,6 +37,7 @@ pub enum Start {
 }
 
 /// One call of the matrix kernel.
+#[derive(Clone, Copy)]
 pub struct Sweep<'s> {
     pub a: *const f32,
     pub a_off: &'s [u32],
@@ -86,6 +87,21 @@ impl Sweep<'_> {
         [a, b, c]
     }
 
+    /// The same without the first blocks.
+    fn without(&self, blocks: usize) -> Self {
+        let start = match self.start {
+            Start::Line(line) => Start::Line(line.wrapping_add(blocks * BLOCK)),
+            start => start,
+        };
+        Sweep {
+            b: self.b.wrapping_add(blocks * self.b_block),
+            c: self.c.wrapping_add(blocks * self.c_block),
+            blocks: self.blocks - blocks,
+            start,
+            ..*self
+        }
+    }
+
     /// In debug builds: all that is touched is inside so many floats from `a`, `b` and `c` on.
     #[inline]
     pub fn assert_inside(&self, a: usize, b: usize, c: usize) {
@@ -104,13 +120,12 @@ impl Sweep<'_> {
 /// Sums of a register tile: by row, block and vector.
 type Sums<V, const MR: usize, const NB: usize, const NV: usize> = [[[V; NV]; NB]; MR];
 
-/// Adds products over `steps` to the sums of a register tile whose rows begin at `a`, its blocks at `b` of B; the next tile's rows
-/// are `ahead`.
+/// Adds products over `steps` to the sums of a register tile whose rows begin at `a`; the next tile's are `ahead`.
 #[inline(always)]
 unsafe fn accumulate<S: Simd, const MR: usize, const NB: usize, const NV: usize, const FORM: u8>(
     s: &Sweep,
     steps: &[Step],
-    (a, b): (&[*const f32; MR], *const f32),
+    a: &[*const f32; MR],
     ahead: isize,
     sums: &mut Sums<S::V, MR, NB, NV>,
 ) {
@@ -119,7 +134,7 @@ unsafe fn accumulate<S: Simd, const MR: usize, const NB: usize, const NV: usize,
         let (ak, bk) = if FORM == UNIT { (1, BLOCK) } else { (s.ak as isize, s.bk) };
         for step in steps {
             let mut at = step.a;
-            let mut b = b.offset(step.b);
+            let mut b = s.b.offset(step.b);
             macro_rules! one {
                 ($j:expr) => {{
                     let mut lines = [[S::zero(); NV]; NB];
@@ -167,33 +182,37 @@ unsafe fn accumulate<S: Simd, const MR: usize, const NB: usize, const NV: usize,
     }
 }
 
-/// One register tile: `MR` rows by `NB` blocks, from one on, by `NV` vectors, which are 16 floats, or 8 of a narrow sweep.
+/// One register tile: `MR` rows by the first `NB` blocks by `NV` vectors, which are 16 floats, or 8 of a narrow sweep.
 #[inline(always)]
-unsafe fn tile<S: Simd, const MR: usize, const NB: usize, const NV: usize, const FORM: u8>(
-    s: &Sweep,
-    r: usize,
-    block: usize,
-) {
+unsafe fn tile<S: Simd, const MR: usize, const NB: usize, const NV: usize, const FORM: u8>(s: &Sweep, r: usize) {
     // SAFETY: the caller promises that rows `r..r + MR` and the blocks exist and that all of `s.reach()` may be touched.
     unsafe {
         let a_off = |m: usize| *s.a_off.get_unchecked(r + m) as usize;
-        let first = s.c.add(block * s.c_block);
         let c = |m: usize, i: usize, v: usize| {
-            first.add(*s.c_off.get_unchecked(r + m) as usize + i * s.c_block + v * S::LANES)
+            s.c.add(*s.c_off.get_unchecked(r + m) as usize + i * s.c_block + v * S::LANES)
         };
         let mut a = [s.a; MR];
         for (m, a) in a.iter_mut().enumerate() {
             *a = s.a.add(a_off(m));
         }
         let mut sums = [[[S::zero(); NV]; NB]; MR];
-        if s.start != Start::Zero {
-            for (m, row) in sums.iter_mut().enumerate() {
-                for (i, line) in row.iter_mut().enumerate() {
-                    for (v, sum) in line.iter_mut().enumerate() {
-                        *sum = S::load(match s.start {
-                            Start::Line(line) => line.add((block + i) * BLOCK + v * S::LANES),
-                            _ => c(m, i, v),
-                        });
+        match s.start {
+            Start::Zero => {}
+            Start::Held => {
+                for (m, row) in sums.iter_mut().enumerate() {
+                    for (i, line) in row.iter_mut().enumerate() {
+                        for (v, sum) in line.iter_mut().enumerate() {
+                            *sum = S::load(c(m, i, v));
+                        }
+                    }
+                }
+            }
+            Start::Line(line) => {
+                for row in &mut sums {
+                    for (i, part) in row.iter_mut().enumerate() {
+                        for (v, sum) in part.iter_mut().enumerate() {
+                            *sum = S::load(line.add(i * BLOCK + v * S::LANES));
+                        }
                     }
                 }
             }
@@ -202,12 +221,11 @@ unsafe fn tile<S: Simd, const MR: usize, const NB: usize, const NV: usize, const
         let next = (r + MR).min(s.a_off.len() - MR);
         for m in (0..MR).filter(|_| !s.stream) {
             for i in 0..NB {
-                S::prefetch(first.add(*s.c_off.get_unchecked(next + m) as usize + i * s.c_block));
+                S::prefetch(s.c.add(*s.c_off.get_unchecked(next + m) as usize + i * s.c_block));
             }
         }
         let ahead = *s.a_off.get_unchecked(next) as isize - a_off(0) as isize;
-        let b = s.b.add(block * s.b_block);
-        accumulate::<S, MR, NB, NV, FORM>(s, s.steps, (&a, b), ahead, &mut sums);
+        accumulate::<S, MR, NB, NV, FORM>(s, s.steps, &a, ahead, &mut sums);
         if let Some([low, high]) = s.clamp {
             for sum in sums.as_flattened_mut().as_flattened_mut() {
                 *sum = S::clamp(*sum, low, high);
@@ -236,30 +254,34 @@ unsafe fn tile<S: Simd, const MR: usize, const NB: usize, const NV: usize, const
 /// The instruction set is there; all of `s.reach()` may be read, and that of C written by nobody else.
 #[inline(always)]
 pub unsafe fn blocks<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
-    let mut block = 0;
-    while block < s.blocks {
-        let together = (s.blocks - block).min(S::BLOCKS);
+    if FORM == LANES {
+        // SAFETY: one block only; the rest is the caller's promise.
+        return unsafe { if NV == 1 { tall_rows::<S, NV, FORM>(s) } else { rows::<S, 1, NV, FORM>(s) } };
+    }
+    let mut rest = *s;
+    while rest.blocks > 0 {
+        let together = rest.blocks.min(S::BLOCKS);
         // SAFETY: these blocks exist; the rest is the caller's promise.
         unsafe {
             match together {
-                4 => rows::<S, 4, NV, FORM>(s, block),
-                3 => rows::<S, 3, NV, FORM>(s, block),
-                2 => rows::<S, 2, NV, FORM>(s, block),
-                _ if NV == 1 => tall_rows::<S, NV, FORM>(s, block),
-                _ => rows::<S, 1, NV, FORM>(s, block),
+                4 => rows::<S, 4, NV, FORM>(&rest),
+                3 => rows::<S, 3, NV, FORM>(&rest),
+                2 => rows::<S, 2, NV, FORM>(&rest),
+                _ if NV == 1 => tall_rows::<S, NV, FORM>(&rest),
+                _ => rows::<S, 1, NV, FORM>(&rest),
             }
         }
-        block += together;
+        rest = rest.without(together);
     }
 }
 
-/// All rows of some blocks, in tiles of six. Below four rows a tile is bound by the latency of its few sums, so a short remainder
+/// All rows of the first blocks, in tiles of six. Below four rows a tile is bound by the latency of its few sums, so a short remainder
 /// is evened out with the last full tile.
 ///
 /// # Safety
 /// As for [`blocks`].
 #[inline(always)]
-unsafe fn rows<S: Simd, const NB: usize, const NV: usize, const FORM: u8>(s: &Sweep, block: usize) {
+unsafe fn rows<S: Simd, const NB: usize, const NV: usize, const FORM: u8>(s: &Sweep) {
     debug_assert!(NV * S::LANES == BLOCK && (FORM == LANES || !s.narrow) && s.a_off.len() == s.c_off.len());
     let n = s.a_off.len();
     let mut r = 0;
@@ -273,12 +295,12 @@ unsafe fn rows<S: Simd, const NB: usize, const NV: usize, const FORM: u8>(s: &Sw
         // SAFETY: rows r..r + m exist; the rest is the caller's promise.
         unsafe {
             match m {
-                6 => tile::<S, 6, NB, NV, FORM>(s, r, block),
-                5 => tile::<S, 5, NB, NV, FORM>(s, r, block),
-                4 => tile::<S, 4, NB, NV, FORM>(s, r, block),
-                3 => tile::<S, 3, NB, NV, FORM>(s, r, block),
-                2 => tile::<S, 2, NB, NV, FORM>(s, r, block),
-                _ => tile::<S, 1, NB, NV, FORM>(s, r, block),
+                6 => tile::<S, 6, NB, NV, FORM>(s, r),
+                5 => tile::<S, 5, NB, NV, FORM>(s, r),
+                4 => tile::<S, 4, NB, NV, FORM>(s, r),
+                3 => tile::<S, 3, NB, NV, FORM>(s, r),
+                2 => tile::<S, 2, NB, NV, FORM>(s, r),
+                _ => tile::<S, 1, NB, NV, FORM>(s, r),
             }
         }
         r += m;
@@ -291,7 +313,7 @@ unsafe fn rows<S: Simd, const NB: usize, const NV: usize, const FORM: u8>(s: &Sw
 /// # Safety
 /// As for [`blocks`].
 #[inline(always)]
-pub unsafe fn tall_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep, block: usize) {
+pub unsafe fn tall_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
     debug_assert!(s.a_off.len() == s.c_off.len());
     let n = s.a_off.len();
     let mut r = 0;
@@ -305,11 +327,11 @@ pub unsafe fn tall_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep, blo
         // SAFETY: rows r..r + m exist; the rest is the caller's promise.
         unsafe {
             match m {
-                8 => tile::<S, 8, 1, NV, FORM>(s, r, block),
-                6 => tile::<S, 6, 1, NV, FORM>(s, r, block),
-                4 => tile::<S, 4, 1, NV, FORM>(s, r, block),
-                2 => tile::<S, 2, 1, NV, FORM>(s, r, block),
-                _ => tile::<S, 1, 1, NV, FORM>(s, r, block),
+                8 => tile::<S, 8, 1, NV, FORM>(s, r),
+                6 => tile::<S, 6, 1, NV, FORM>(s, r),
+                4 => tile::<S, 4, 1, NV, FORM>(s, r),
+                2 => tile::<S, 2, 1, NV, FORM>(s, r),
+                _ => tile::<S, 1, 1, NV, FORM>(s, r),
             }
         }
         r += m;
@@ -333,7 +355,6 @@ unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize
     s: &Sweep,
     leaves: &[Leaf],
     r: usize,
-    block: usize,
 ) {
     // SAFETY: the caller promises that rows `r..r + MR` and the blocks exist, that all of `s.reach()` may be touched, and that leaves
     // are in order.
@@ -342,14 +363,13 @@ unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize
         for (m, a) in a.iter_mut().enumerate() {
             *a = s.a.add(*s.a_off.get_unchecked(r + m) as usize);
         }
-        let b = s.b.add(block * s.b_block);
         let mut held = [[[[MaybeUninit::<S::V>::uninit(); NV]; NB]; MR]; LEVELS];
         let mut level = 0;
         let mut sums = [[[S::zero(); NV]; NB]; MR];
         for leaf in leaves {
             sums = [[[S::zero(); NV]; NB]; MR];
             let steps = s.steps.get_unchecked(leaf.steps.clone());
-            accumulate::<S, MR, NB, NV, STRIDED>(s, steps, (&a, b), 0, &mut sums);
+            accumulate::<S, MR, NB, NV, STRIDED>(s, steps, &a, 0, &mut sums);
             for _ in 0..leaf.adds {
                 level -= 1;
                 for m in 0..MR {
@@ -372,7 +392,7 @@ unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize
         for (m, row) in sums.iter().enumerate() {
             for (i, line) in row.iter().enumerate() {
                 for (v, sum) in line.iter().enumerate() {
-                    let c = *s.c_off.get_unchecked(r + m) as usize + (block + i) * s.c_block + v * S::LANES;
+                    let c = *s.c_off.get_unchecked(r + m) as usize + i * s.c_block + v * S::LANES;
                     if s.stream {
                         S::stream(s.c.add(c), *sum);
                     } else {
@@ -391,26 +411,26 @@ unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize
 #[inline(always)]
 pub unsafe fn folded<S: Simd, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
     debug_assert!(NV * S::LANES == BLOCK && s.a_off.len() == s.c_off.len());
-    let mut block = 0;
-    while block < s.blocks {
-        let together = if S::BLOCKS >= 4 && s.blocks - block >= 4 { 4 } else { 1 };
+    let mut rest = *s;
+    while rest.blocks > 0 {
+        let together = if S::BLOCKS >= 4 && rest.blocks >= 4 { 4 } else { 1 };
         // SAFETY: these blocks exist; the rest is the caller's promise.
         unsafe {
             match together {
-                4 => folded_rows::<S, 4, NV>(s, leaves, block),
-                _ => folded_rows::<S, 1, NV>(s, leaves, block),
+                4 => folded_rows::<S, 4, NV>(&rest, leaves),
+                _ => folded_rows::<S, 1, NV>(&rest, leaves),
             }
         }
-        block += together;
+        rest = rest.without(together);
     }
 }
 
-/// All rows of some blocks.
+/// All rows of the first blocks.
 ///
 /// # Safety
 /// As for [`folded`].
 #[inline(always)]
-unsafe fn folded_rows<S: Simd, const NB: usize, const NV: usize>(s: &Sweep, leaves: &[Leaf], block: usize) {
+unsafe fn folded_rows<S: Simd, const NB: usize, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
     let n = s.a_off.len();
     let mut r = 0;
     while r < n {
@@ -422,10 +442,10 @@ unsafe fn folded_rows<S: Simd, const NB: usize, const NV: usize>(s: &Sweep, leav
         // SAFETY: these rows exist; the rest is the caller's promise.
         unsafe {
             match m {
-                6 => folded_tile::<S, 6, NB, NV>(s, leaves, r, block),
-                4 => folded_tile::<S, 4, NB, NV>(s, leaves, r, block),
-                2 => folded_tile::<S, 2, NB, NV>(s, leaves, r, block),
-                _ => folded_tile::<S, 1, NB, NV>(s, leaves, r, block),
+                6 => folded_tile::<S, 6, NB, NV>(s, leaves, r),
+                4 => folded_tile::<S, 4, NB, NV>(s, leaves, r),
+                2 => folded_tile::<S, 2, NB, NV>(s, leaves, r),
+                _ => folded_tile::<S, 1, NB, NV>(s, leaves, r),
             }
         }
         r += m;

@@ -72,7 +72,7 @@ impl Pairs {
         let mut rest = blocks;
         std::iter::from_fn(move || {
             let (first, others) = self.meets[rest.clone()].split_first()?;
-            let same = 1 + others.iter().take_while(|meets| *meets == first).count();
+            let same = if most == 1 { 1 } else { 1 + others.iter().take_while(|meets| *meets == first).count() };
             let run = rest.start..rest.start + same.div_ceil(same.div_ceil(most));
             rest.start = run.end;
             Some(run)
