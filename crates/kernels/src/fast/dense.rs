@@ -408,8 +408,8 @@ impl Dense {
             let Some(steps) = all.chunks(p.group).nth(group) else { return };
             let (weights, b_block) = match &self.stored {
                 Stored::ByTarget => {
-                    let floats = self.taps * self.pairs.line();
-                    (&weights[self.pairs.before[block] * floats..], meets.len() * floats)
+                    let first = self.pairs.before[block] * self.taps * self.pairs.line();
+                    (&weights[first..], self.pairs.panel(block, self.taps))
                 }
                 Stored::BySource(stored) => {
                     let first = group * p.group;

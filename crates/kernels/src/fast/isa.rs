@@ -210,7 +210,7 @@ macro_rules! instantiate {
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_lanes(s: &Sweep) {
-                unsafe { sweep::blocks::<$simd, NV, { sweep::LANES }>(s) }
+                unsafe { sweep::lanes::<$simd, NV>(s) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_folded(s: &Sweep, leaves: &[Leaf]) {

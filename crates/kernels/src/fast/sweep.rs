@@ -67,7 +67,7 @@ pub struct Sweep<'s> {
 /// The forms of the kernel: `ak` is 1 and `bk` 16; any distances; any distances, lane by lane.
 pub const UNIT: u8 = 0;
 pub const STRIDED: u8 = 1;
-pub const LANES: u8 = 2;
+const LANES: u8 = 2;
 
 impl Sweep<'_> {
     /// Floats of A, B and C that are touched, relative to `a`, `b` and `c`: for assertions.
@@ -254,10 +254,6 @@ unsafe fn tile<S: Simd, const MR: usize, const NB: usize, const NV: usize, const
 /// The instruction set is there; all of `s.reach()` may be read, and that of C written by nobody else.
 #[inline(always)]
 pub unsafe fn blocks<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
-    if FORM == LANES {
-        // SAFETY: one block only; the rest is the caller's promise.
-        return unsafe { if NV == 1 { tall_rows::<S, NV, FORM>(s) } else { rows::<S, 1, NV, FORM>(s) } };
-    }
     let mut rest = *s;
     while rest.blocks > 0 {
         let together = rest.blocks.min(S::BLOCKS);
@@ -273,6 +269,16 @@ pub unsafe fn blocks<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
         }
         rest = rest.without(together);
     }
+}
+
+/// The one block of a sweep lane by lane.
+///
+/// # Safety
+/// As for [`blocks`].
+#[inline(always)]
+pub unsafe fn lanes<S: Simd, const NV: usize>(s: &Sweep) {
+    // SAFETY: the caller's promise.
+    unsafe { if NV == 1 { tall_rows::<S, NV, LANES>(s) } else { rows::<S, 1, NV, LANES>(s) } }
 }
 
 /// All rows of the first blocks, in tiles of six. Below four rows a tile is bound by the latency of its few sums, so a short remainder
@@ -314,7 +320,11 @@ unsafe fn rows<S: Simd, const NB: usize, const NV: usize, const FORM: u8>(s: &Sw
 /// As for [`blocks`].
 #[inline(always)]
 pub unsafe fn tall_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
-    debug_assert!(s.a_off.len() == s.c_off.len());
+    debug_assert!(s.blocks == 1 && s.a_off.len() == s.c_off.len());
+    debug_assert!(match NV * S::LANES == BLOCK {
+        true => FORM == LANES || !s.narrow,
+        false => 2 * NV * S::LANES == BLOCK && s.narrow && !s.stream,
+    });
     let n = s.a_off.len();
     let mut r = 0;
     while r < n {

@@ -264,7 +264,7 @@ impl WeightGradient {
                     let at = (block - part.blocks.start) * distance + (row - part.rows.start) * BLOCK;
                     let a = &x[self.pairs.meets[block].start * self.input_plane..];
                     let b = &dy[block * self.plane..];
-                    let c = &mut out[at..];
+                    let c = &mut out[at..at + (run.len() - 1) * distance + rows.len() * BLOCK];
                     let sweep = Sweep {
                         a: a.as_ptr(),
                         a_off: &p.a_off[rows.clone()],
@@ -361,7 +361,7 @@ impl WeightGradient {
                 c_off: &p.c_off[part.rows.clone()],
                 blocks: run.len(),
                 b_block: self.plane,
-                c_block: self.base(run.end - 1, subtree).saturating_sub(base) / (run.len() - 1).max(1),
+                c_block: self.pairs.panel(block, self.taps),
                 start: Start::Zero,
                 clamp: None,
                 narrow: false,

@@ -113,6 +113,11 @@ impl Pairs {
         self.count * taps * self.line()
     }
 
+    /// Floats of the weights of one outer block, filler included.
+    pub fn panel(&self, outer: usize, taps: usize) -> usize {
+        self.meets[outer].len() * taps * self.line()
+    }
+
     /// Number of the pair of two blocks that meet.
     pub fn number(&self, outer: usize, inner: usize) -> usize {
         debug_assert!(self.meets[outer].contains(&inner), "bug: blocks {outer} and {inner} do not meet");

@@ -129,7 +129,7 @@ fn tile_orders_and_instruction_sets_agree_to_the_bit() {
         let first = problem.fast(&values);
         let other = Problem { seed: problem.seed + 1, ..problem.clone() };
         assert_eq!(bits(&first), bits(&other.fast(&values)), "another order of tiles\n{problem:#?}");
-        for set in [Set::Avx2, Set::Together] {
+        for set in [Set::Avx2, Set::Together, Set::Portable] {
             let found = isa::at_most(set, || problem.fast(&values));
             assert_eq!(bits(&first), bits(&found), "{set:?}\n{problem:#?}");
         }
@@ -253,7 +253,7 @@ fn check_sums(layer: Convolution, input: Shape, winograd: Winograd) {
             let g = Geometry { summed: true, region, ..plain.clone() };
             let expected = problem.fast_with(&values, &Geometry { region, ..plain.clone() });
             let strips = Strips::new(g.output.shape, &region, 1);
-            for set in [Set::Avx512, Set::Avx2, Set::Together] {
+            for set in [Set::Avx512, Set::Avx2, Set::Together, Set::Portable] {
                 let found = isa::at_most(set, || problem.fast_with(&values, &g));
                 assert_eq!(found.output.data, expected.output.data, "{problem:#?}");
                 assert_eq!(found.sums.expect("sums"), sums(&expected, &strips), "{problem:#?}");

@@ -240,10 +240,7 @@ impl Convolve {
         let (sums, most) = (Sums::new(spec), at_once(spec.size, inner + outer));
         let parts = match &sums {
             Some(sums) if !spec.staged() => sums.cut(most),
-            _ => {
-                let block = if spec.staged() { grid.len() } else { even(grid.len(), most) }.max(1);
-                (0..grid.len()).step_by(block).map(|first| first..(first + block).min(grid.len())).collect()
-            }
+            _ => parts(0..grid.len(), if spec.staged() { grid.len() } else { most }).collect(),
         };
         let block = parts.iter().map(|part| part.len()).max().unwrap_or(0);
         let isa = isa();
@@ -328,7 +325,8 @@ impl Convolve {
         let per_group = if self.isa.blocks == 1 { GROUP } else { WIDE_GROUP };
         let some = |o: Range<usize>, group: usize| {
             let distance = plane(self.inner * BLOCK);
-            let panels = &weights[(o.start * self.size.planes() + q) * distance..];
+            let apart = self.size.planes() * distance;
+            let panels = &weights[o.start * apart + q * distance..][..(o.len() - 1) * apart + self.inner * PAIR];
             let steps = &self.steps[group * per_group..((group + 1) * per_group).min(self.inner)];
             let sweep = Sweep {
                 a: from.as_ptr(),
@@ -342,7 +340,7 @@ impl Convolve {
                 c: unsafe { to.add(o.start * self.block * BLOCK) },
                 c_off: rows,
                 blocks: o.len(),
-                b_block: self.size.planes() * distance,
+                b_block: apart,
                 c_block: self.block * BLOCK,
                 start: if group == 0 { Start::Zero } else { Start::Held },
                 clamp: None,

@@ -304,7 +304,8 @@ impl Parts {
                 for q in 0..self.size.planes() {
                     for run in parts(group.clone(), self.isa.blocks) {
                         let by = &by[q * r + run.start * self.block * BLOCK..];
-                        let sums = &mut sums[place(run.start) * self.sums() + q * t..];
+                        let sums =
+                            &mut sums[place(run.start) * self.sums() + q * t..][..(run.len() - 1) * self.sums() + t];
                         let narrow = run.len() == 1 && self.pairs.outer.narrow(outer.start + run.start);
                         let lines = (&from[q * p..(q + 1) * p], by);
                         self.products(channels, (run.len(), narrow), 0..some.len(), lines, sums, start);

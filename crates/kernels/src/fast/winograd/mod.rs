@@ -277,7 +277,7 @@ fn even(len: usize, most: usize) -> usize {
 
 /// A range in parts of at most `most`, all about as long.
 fn parts(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let size = even(range.len(), most).max(1);
+    let size = even(range.len(), most.max(1)).max(1);
     range.clone().step_by(size).map(move |first| first..(first + size).min(range.end))
 }
 

@@ -130,7 +130,7 @@ fn stages_tile_orders_and_instruction_sets_agree_to_the_bit() {
             let [staged, fused] = both_ways(|| bits(&problem.fast(&values)));
             assert_eq!(staged, fused, "staged and fused\n{problem:#?}");
             both_ways(|| assert_eq!(staged, bits(&other.fast(&values)), "another order of tiles\n{problem:#?}"));
-            for set in [Set::Avx2, Set::Together] {
+            for set in [Set::Avx2, Set::Together, Set::Portable] {
                 let found = isa::at_most(set, || bits(&problem.fast(&values)));
                 assert_eq!(staged, found, "{set:?}\n{problem:#?}");
             }
