@@ -217,11 +217,10 @@ fn group(steps: &[Step], blocks: usize) -> usize {
 }
 
 impl Tables {
-    fn new(spec: &Spec, phase: &Phase, summed_rows: Option<usize>) -> Tables {
+    /// Of a phase with these strips, each of which is at least so many units.
+    fn new(spec: &Spec, phase: &Phase, strips: Strips, least_parts: usize) -> Tables {
         let (source, target) = (spec.source.1, spec.target.1);
         let [d, h, w] = &phase.0;
-        let sizes = [spec.samples.len(), d.count, h.count, w.count];
-        let strips = Strips::new(sizes, spec.pairs.inner.channels, summed_rows);
         let inner = spec.pairs.lines();
         let turn = matches!(spec.stored, Stored::BySource(_));
         // Taps of a window row lie side by side in the source and in the weights: one step takes them all.
@@ -258,10 +257,7 @@ impl Tables {
         let flops =
             2.0 * (strips.together * strips.points() * steps.iter().map(|s| s.len).sum::<usize>() * BLOCK) as f64;
         let most = ((UNIT_FLOPS / flops.max(1.0)) as usize).clamp(1, outer);
-        // Few strips: then more units of fewer blocks.
-        let wanted = tiles::enough(tiles::of_flops(flops * (strips.count() * outer) as f64));
-        let parts = outer.div_ceil(most).max(wanted.div_ceil(strips.count().max(1)).min(outer));
-        let blocks = outer.div_ceil(parts);
+        let blocks = outer.div_ceil(outer.div_ceil(most).max(least_parts.min(outer)));
         Tables {
             a_off: strips.offsets(distances(source, [d.from_step, h.from_step, w.from_step])),
             c_off: strips.offsets(distances(target, [d.step, h.step, w.step])),
@@ -296,12 +292,20 @@ impl Dense {
         let (source, target) = (spec.source.1, spec.target.1);
         let sums = spec.sums.clone().filter(|_| can_sum(spec));
         let rows = sums.as_ref().map(|sums| sums.rows_of_strip);
-        let phases: Vec<Tables> = spec.phases.iter().map(|phase| Tables::new(spec, phase, rows)).collect();
+        let points = |p: &Phase| (spec.samples.len() * p.points()) as f64;
+        let multiplies = |p: &Phase| points(p) * (p.taps() * spec.pairs.count * spec.pairs.line()) as f64;
+        let flops = 2.0 * spec.phases.iter().map(multiplies).sum::<f64>();
+        let written = spec.phases.iter().map(points).sum::<f64>() * (spec.pairs.outer.blocks() * BLOCK) as f64;
+        let strips = spec.phases.iter().map(|Phase([d, h, w])| {
+            Strips::new([spec.samples.len(), d.count, h.count, w.count], spec.pairs.inner.channels, rows)
+        });
+        let strips: Vec<Strips> = strips.collect();
+        // Few strips: then more units of fewer blocks.
+        let count: usize = strips.iter().map(Strips::count).sum();
+        let parts = tiles::enough(tiles::of_flops(flops)).div_ceil(count.max(1));
+        let phases = spec.phases.iter().zip(strips).map(|(phase, strips)| Tables::new(spec, phase, strips, parts));
+        let phases: Vec<Tables> = phases.collect();
         let units: usize = phases.iter().map(|p| p.units).sum();
-        let points = |p: &Tables| (spec.samples.len() * p.phase.points()) as f64;
-        let multiplies = |p: &Tables| points(p) * (p.phase.taps() * spec.pairs.count * spec.pairs.line()) as f64;
-        let flops = 2.0 * phases.iter().map(multiplies).sum::<f64>();
-        let written = phases.iter().map(points).sum::<f64>() * (spec.pairs.outer.blocks() * BLOCK) as f64;
         let weights = (spec.kernel.iter().product::<usize>() * spec.pairs.count * spec.pairs.line()) as f64;
         let read = (source.len / source.stored.size(convoy_net::Axis::Sample).max(1) * spec.samples.len()) as f64;
         let tiles = tiles::of_flops(flops).min(units.max(1));
