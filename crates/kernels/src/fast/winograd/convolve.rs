@@ -3,7 +3,7 @@
 //! Where a batch norm reads the target, its sums are made strip by strip while the strip is near: tiles that are taken at once are then
 //! those of whole strips.
 
-use super::{Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, parts, plane};
+use super::{FEWEST_TILES, Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, parts, plane};
 use crate::fast::isa::{Isa, isa};
 use crate::fast::norm::COLUMNS;
 use crate::fast::norm_rows::Spread;
@@ -26,6 +26,10 @@ const TILE_FLOPS: f64 = 30e6;
 /// Planes of source and target that a staged pass may keep. With 96 MiB instead of 64, alexnet's layers on 13 x 13 points and unet's with
 /// 256 channels on 64 x 64 took a sixth less time with vectors of 16 floats; with 256, others took half as long again.
 const STAGED_BYTES: usize = 96 << 20;
+/// Planes of the tiles that a fused pass takes at once are about as large as the weights, which pass through the same cache, or this. With
+/// 32 tiles instead of 96, 64 to 64 channels took 10 to 15 % less time with vectors of 16 floats; wider layers, which read more weights,
+/// did not gain.
+const NEAR_PLANES: usize = 512 << 10;
 /// Weights in planes that stay in the caches from one block of tiles to the next: with 128 channels on 1024 tiles and more a fused
 /// pass is faster by 5 to 30 %, with 256 and more not.
 const NEAR_WEIGHTS: usize = 4 << 20;
@@ -79,6 +83,14 @@ impl Convolution<'_> {
         let weights = 4 * self.size.planes() * inner * outer * PAIR;
         let bytes = 4 * self.size.planes() * tiles * (inner + outer) * BLOCK;
         forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && bytes <= STAGED_BYTES)
+    }
+
+    /// Tiles that a fused pass takes at once.
+    fn at_once(&self) -> usize {
+        let (inner, outer) = self.blocks();
+        let weights = 4 * self.size.planes() * inner * outer * PAIR;
+        let near = weights.max(NEAR_PLANES) / (4 * self.size.planes() * (inner + outer) * BLOCK);
+        at_once(self.size, inner + outer).min(near.max(FEWEST_TILES))
     }
 
     /// The stages, in order.
@@ -221,8 +233,9 @@ struct Convolve {
     /// The targets' channels.
     side: Side,
     sums: Option<Sums>,
-    /// Tiles that are taken at once, how many there are at most, and the offsets of their lines.
+    /// Tiles of a worker's part, which are whole strips where sums are made.
     parts: Vec<Range<usize>>,
+    /// How many are taken at once, and the offsets of their lines.
     block: usize,
     offsets: Vec<u32>,
     steps: Vec<Step>,
@@ -237,12 +250,12 @@ impl Convolve {
             Direction::Forward => (spec.pairs.inner.channels, spec.pairs.outer),
             Direction::Backward => (spec.pairs.outer.channels, spec.pairs.inner),
         };
-        let (sums, most) = (Sums::new(spec), at_once(spec.size, inner + outer));
+        let (sums, most) = (Sums::new(spec), if spec.staged() { grid.len() } else { spec.at_once() });
         let parts = match &sums {
             Some(sums) if !spec.staged() => sums.cut(most),
-            _ => parts(0..grid.len(), if spec.staged() { grid.len() } else { most }).collect(),
+            _ => parts(0..grid.len(), most).collect(),
         };
-        let block = parts.iter().map(|part| part.len()).max().unwrap_or(0);
+        let block = parts.iter().map(|part| even(part.len(), most)).max().unwrap_or(0);
         let isa = isa();
         Convolve {
             isa,
@@ -447,21 +460,23 @@ impl Fused {
 impl Kernel for Fused {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let c = &self.0;
-        let tiles = c.parts[tile].clone();
         let (from, to) = scratch.split_at_mut(c.planes(c.inner));
         let data = operands.floats(c.source);
         let weights = operands.floats(c.weights);
         let (p, q) = (plane(c.inner * c.block), plane(c.outer * c.block));
-        // SAFETY: all planes of these tiles are in scratch.
-        unsafe { c.windows.transform(data, 0..c.inner, tiles.clone(), from.as_mut_ptr(), (p, c.block * BLOCK)) };
-        for plane in 0..c.size.planes() {
-            let to = &mut to[plane * q..(plane + 1) * q];
-            // SAFETY: scratch is ours.
-            unsafe {
-                c.products(plane, 0..c.outer, tiles.len(), &from[plane * p..(plane + 1) * p], weights, to.as_mut_ptr())
-            };
+        for tiles in parts(c.parts[tile].clone(), c.block) {
+            // SAFETY: all planes of these tiles are in scratch.
+            unsafe { c.windows.transform(data, 0..c.inner, tiles.clone(), from.as_mut_ptr(), (p, c.block * BLOCK)) };
+            for plane in 0..c.size.planes() {
+                let (from, to) = (&from[plane * p..(plane + 1) * p], to[plane * q..(plane + 1) * q].as_mut_ptr());
+                // SAFETY: scratch is ours.
+                unsafe { c.products(plane, 0..c.outer, tiles.len(), from, weights, to) };
+            }
+            (0..c.outer).for_each(|o| c.output(o, tiles.clone(), &to[o * c.block * BLOCK..], q, operands));
         }
-        (0..c.outer).for_each(|o| c.finish(o, tiles.clone(), &to[o * c.block * BLOCK..], q, operands));
+        if let Some(sums) = &c.sums {
+            sums.of(&c.parts[tile]).for_each(|strip| (0..c.outer).for_each(|o| c.sum(sums, strip, o, operands)));
+        }
     }
 }
 
