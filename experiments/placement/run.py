@@ -21,10 +21,17 @@ WAYS = ["left to the system", "a core each"]
 CORES = sorted(os.sched_getaffinity(0))[:2]
 
 
+def name(task):
+    try:
+        return (task / "comm").read_text()
+    except OSError:
+        return "gone"
+
+
 def workers(process):
     """Thread numbers of a program's workers: the first thread of the process is one of them."""
     tasks = pathlib.Path(f"/proc/{process.pid}/task")
-    return [process.pid] + [int(t.name) for t in tasks.iterdir() if (t / "comm").read_text().startswith("worker")]
+    return [process.pid] + [int(task.name) for task in tasks.iterdir() if name(task).startswith("worker")]
 
 
 def bind(process):
