@@ -1,7 +1,7 @@
 //! Convolutions in the transform domain: forward, and the input gradient on transposed, flipped weights.
 //!
-//! Where a batch norm reads the target, its sums are made strip by strip while the strip is near: tiles that are taken at once are then
-//! those of whole strips.
+//! Where a batch norm reads the target, its sums are made strip by strip while the strip is near: a worker's tiles are then those of whole
+//! strips.
 
 use super::{FEWEST_TILES, Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, parts, plane};
 use crate::fast::isa::{Isa, isa};
@@ -79,18 +79,21 @@ impl Convolution<'_> {
     /// weights are many and planes are not too large.
     fn staged(&self) -> bool {
         let tiles = Grid::new(self.region, self.size).len();
-        let (inner, outer) = self.blocks();
-        let weights = 4 * self.size.planes() * inner * outer * PAIR;
-        let bytes = 4 * self.size.planes() * tiles * (inner + outer) * BLOCK;
-        forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && bytes <= STAGED_BYTES)
+        let (weights, of_tile) = self.bytes();
+        forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && tiles * of_tile <= STAGED_BYTES)
     }
 
     /// Tiles that a fused pass takes at once.
     fn at_once(&self) -> usize {
         let (inner, outer) = self.blocks();
-        let weights = 4 * self.size.planes() * inner * outer * PAIR;
-        let near = weights.max(NEAR_PLANES) / (4 * self.size.planes() * (inner + outer) * BLOCK);
-        at_once(self.size, inner + outer).min(near.max(FEWEST_TILES))
+        let (weights, of_tile) = self.bytes();
+        at_once(self.size, inner + outer).min((weights.max(NEAR_PLANES) / of_tile).max(FEWEST_TILES))
+    }
+
+    /// Bytes of the weights in planes, and of one tile's source and target in planes.
+    fn bytes(&self) -> (usize, usize) {
+        let (inner, outer) = self.blocks();
+        (4 * self.size.planes() * inner * outer * PAIR, 4 * self.size.planes() * (inner + outer) * BLOCK)
     }
 
     /// The stages, in order.
