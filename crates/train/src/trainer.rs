@@ -78,7 +78,7 @@ const SILENT_STEPS: u32 = 20;
 /// How long a rank waits for another, at least, while no step has been measured: loading data or the first step may take long.
 pub const UNMEASURED: Duration = Duration::from_secs(600);
 
-/// How long a rank waits for another before it gives up: the least that was asked for, or as long as many steps take. The last one was
+/// How long a rank waits for another before it gives up: the least that was asked for, or as long as many steps take. The longest yet was
 /// `measured`; before that there is what they are predicted to take.
 fn patience(least: Duration, predicted: Option<Duration>, measured: Option<Duration>) -> Duration {
     let least = if measured.is_some() { least } else { least.max(UNMEASURED) };
@@ -103,7 +103,7 @@ impl Setup {
         Ok((Engine::planned_bytes(&programs, self.threads) + programs[TRAIN].fed_bytes(self.loaders)) as u64)
     }
 
-    /// How long a rank waits for another after a step that took so long, if there was one.
+    /// How long a rank waits for another after steps of which the longest took so long, if there were any.
     fn patience(&self, measured: Option<Duration>) -> Duration {
         patience(self.deadline, self.predicted_step, measured)
     }
@@ -368,6 +368,7 @@ impl<'a> Member<'a> {
         let (mut train_loss, mut test, mut stopped) = (f64::NAN, None, false);
         // When this piece of the epoch began, and what the pieces before it took.
         let (mut began, mut before) = (Instant::now(), sums);
+        let mut longest = Duration::ZERO;
         let record_at = step + setup.steps.saturating_sub(step).saturating_sub(setup.record).min(UNRECORDED);
         while step < setup.steps {
             if step == record_at && setup.record > 0 {
@@ -388,8 +389,9 @@ impl<'a> Member<'a> {
             let measured = self.step(loader, step, learning_rate)?;
             sums.wait_seconds += loader.waited_seconds() - waited;
             step += 1;
-            // A step that took long may do so again.
-            self.engine.communicator().set_deadline(setup.patience(Some(step_began.elapsed())));
+            // A step that took long may do so again, also after some whose data were there already.
+            longest = longest.max(step_began.elapsed());
+            self.engine.communicator().set_deadline(setup.patience(Some(longest)));
             train_loss = measured.loss;
             add(&mut sums, &measured);
             sums.seconds = before.seconds + began.elapsed().as_secs_f64();
