@@ -358,10 +358,59 @@ pub struct Leaf {
 /// Sums that a folded tile holds at most: more than the levels of any tree.
 pub const LEVELS: usize = 32;
 
-/// One register tile of a folded sweep: leaves are summed one after the other and added as the tree says, all in registers and
-/// the first-level cache.
+/// Whether leaves are single points, in whole subtrees of four: those are added without asking the tree, for between so few
+/// products asking weighs more than adding.
+fn quads(s: &Sweep, leaves: &[Leaf]) -> bool {
+    let single = |leaf: &Leaf| s.steps[leaf.steps.clone()].iter().map(|step| step.len).eq([1]);
+    let whole = |q: &[Leaf; 4]| [q[0].adds, q[1].adds, q[2].adds] == [0, 1, 0] && q[3].adds >= 2;
+    let (quads, rest) = leaves.as_chunks();
+    rest.is_empty() && quads.iter().all(whole) && leaves.iter().all(single)
+}
+
+/// A leaf's sums of a register tile whose rows begin at `a`.
 #[inline(always)]
-unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize>(
+unsafe fn leaf_sums<S: Simd, const MR: usize, const NB: usize, const NV: usize, const QUADS: bool>(
+    s: &Sweep,
+    leaf: &Leaf,
+    a: &[*const f32; MR],
+) -> Sums<S::V, MR, NB, NV> {
+    // SAFETY: the caller promises that the leaf's steps exist and that all of `s.reach()` may be touched.
+    unsafe {
+        let mut sums = [[[S::zero(); NV]; NB]; MR];
+        if QUADS {
+            let step = s.steps.get_unchecked(leaf.steps.start);
+            for i in 0..NB {
+                for v in 0..NV {
+                    let line = S::load(s.b.offset(step.b).add(i * s.b_block + v * S::LANES));
+                    for m in 0..MR {
+                        sums[m][i][v] = S::fma(S::splat(*a[m].offset(step.a)), line, S::zero());
+                    }
+                }
+            }
+        } else {
+            accumulate::<S, MR, NB, NV, STRIDED>(s, s.steps.get_unchecked(leaf.steps.clone()), a, 0, &mut sums);
+        }
+        sums
+    }
+}
+
+/// The sums of two subtrees, added.
+#[inline(always)]
+unsafe fn added<S: Simd, const MR: usize, const NB: usize, const NV: usize>(
+    left: Sums<S::V, MR, NB, NV>,
+    mut right: Sums<S::V, MR, NB, NV>,
+) -> Sums<S::V, MR, NB, NV> {
+    for (left, right) in left.as_flattened().as_flattened().iter().zip(right.as_flattened_mut().as_flattened_mut()) {
+        // SAFETY: the caller's instruction set.
+        *right = unsafe { S::add(*left, *right) };
+    }
+    right
+}
+
+/// One register tile of a folded sweep: leaves are summed one after the other and added as the tree says, all in registers and
+/// the first-level cache. Whole subtrees of four are added without asking the tree.
+#[inline(always)]
+unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize, const QUADS: bool>(
     s: &Sweep,
     leaves: &[Leaf],
     r: usize,
@@ -373,30 +422,30 @@ unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize
         for (m, a) in a.iter_mut().enumerate() {
             *a = s.a.add(*s.a_off.get_unchecked(r + m) as usize);
         }
-        let mut held = [[[[MaybeUninit::<S::V>::uninit(); NV]; NB]; MR]; LEVELS];
+        let mut held = [MaybeUninit::<Sums<S::V, MR, NB, NV>>::uninit(); LEVELS];
         let mut level = 0;
         let mut sums = [[[S::zero(); NV]; NB]; MR];
-        for leaf in leaves {
-            sums = [[[S::zero(); NV]; NB]; MR];
-            let steps = s.steps.get_unchecked(leaf.steps.clone());
-            accumulate::<S, MR, NB, NV, STRIDED>(s, steps, &a, 0, &mut sums);
-            for _ in 0..leaf.adds {
+        for some in leaves.chunks_exact(if QUADS { 4 } else { 1 }) {
+            let adds;
+            (sums, adds) = match some {
+                [one, two, three, four] => {
+                    let first = added::<S, _, _, _>(
+                        leaf_sums::<S, _, _, _, QUADS>(s, one, &a),
+                        leaf_sums::<S, _, _, _, QUADS>(s, two, &a),
+                    );
+                    let second = added::<S, _, _, _>(
+                        leaf_sums::<S, _, _, _, QUADS>(s, three, &a),
+                        leaf_sums::<S, _, _, _, QUADS>(s, four, &a),
+                    );
+                    (added::<S, _, _, _>(first, second), four.adds - 2)
+                }
+                _ => (leaf_sums::<S, _, _, _, QUADS>(s, &some[0], &a), some[0].adds),
+            };
+            for _ in 0..adds {
                 level -= 1;
-                for m in 0..MR {
-                    for i in 0..NB {
-                        for v in 0..NV {
-                            sums[m][i][v] = S::add(held[level][m][i][v].assume_init(), sums[m][i][v]);
-                        }
-                    }
-                }
+                sums = added::<S, _, _, _>(held[level].assume_init(), sums);
             }
-            for m in 0..MR {
-                for i in 0..NB {
-                    for v in 0..NV {
-                        held[level][m][i][v].write(sums[m][i][v]);
-                    }
-                }
-            }
+            held[level].write(sums);
             level += 1;
         }
         for (m, row) in sums.iter().enumerate() {
@@ -421,14 +470,17 @@ unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize
 #[inline(always)]
 pub unsafe fn folded<S: Simd, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
     debug_assert!(NV * S::LANES == BLOCK && s.a_off.len() == s.c_off.len());
+    let quads = quads(s, leaves);
     let mut rest = *s;
     while rest.blocks > 0 {
         let together = if S::BLOCKS >= 4 && rest.blocks >= 4 { 4 } else { 1 };
         // SAFETY: these blocks exist; the rest is the caller's promise.
         unsafe {
-            match together {
-                4 => folded_rows::<S, 4, NV>(&rest, leaves),
-                _ => folded_rows::<S, 1, NV>(&rest, leaves),
+            match (together, quads) {
+                (4, true) => folded_rows::<S, 4, NV, true>(&rest, leaves),
+                (4, false) => folded_rows::<S, 4, NV, false>(&rest, leaves),
+                (_, true) => folded_rows::<S, 1, NV, true>(&rest, leaves),
+                (_, false) => folded_rows::<S, 1, NV, false>(&rest, leaves),
             }
         }
         rest = rest.without(together);
@@ -440,11 +492,13 @@ pub unsafe fn folded<S: Simd, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
 /// # Safety
 /// As for [`folded`].
 #[inline(always)]
-unsafe fn folded_rows<S: Simd, const NB: usize, const NV: usize>(s: &Sweep, leaves: &[Leaf]) {
+unsafe fn folded_rows<S: Simd, const NB: usize, const NV: usize, const QUADS: bool>(s: &Sweep, leaves: &[Leaf]) {
     let n = s.a_off.len();
     let mut r = 0;
     while r < n {
         let m = match n - r {
+            // Sums of four leaves of two rows at once: as many as registers hold.
+            left if QUADS => left.min(2),
             3 => 2,
             5 | 7 | 8 => 4,
             left => left.min(6),
@@ -452,12 +506,81 @@ unsafe fn folded_rows<S: Simd, const NB: usize, const NV: usize>(s: &Sweep, leav
         // SAFETY: these rows exist; the rest is the caller's promise.
         unsafe {
             match m {
-                6 => folded_tile::<S, 6, NB, NV>(s, leaves, r),
-                4 => folded_tile::<S, 4, NB, NV>(s, leaves, r),
-                2 => folded_tile::<S, 2, NB, NV>(s, leaves, r),
-                _ => folded_tile::<S, 1, NB, NV>(s, leaves, r),
+                6 => folded_tile::<S, 6, NB, NV, false>(s, leaves, r),
+                4 => folded_tile::<S, 4, NB, NV, false>(s, leaves, r),
+                2 => folded_tile::<S, 2, NB, NV, QUADS>(s, leaves, r),
+                _ => folded_tile::<S, 1, NB, NV, QUADS>(s, leaves, r),
             }
         }
         r += m;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fast::fold;
+    use crate::fast::isa::{Set, at_most, isa};
+
+    /// Leaves folded in registers have the bits of sweeps of one leaf each, added by the tree: of one point or of several, in whole
+    /// subtrees or with leaves left out.
+    #[test]
+    fn folded_sweeps_are_sweeps_that_are_added() {
+        const POINTS: usize = 40;
+        const ROWS: usize = 9;
+        const BLOCKS: usize = 5;
+        let number = |i: usize| 1.0 / (1.0 + (i * 7919 % 1013) as f32);
+        let a: Vec<f32> = (0..POINTS * BLOCK).map(number).collect();
+        let b: Vec<f32> = (0..BLOCKS * POINTS * BLOCK).map(|i| number(i + 5)).collect();
+        let a_off: Vec<u32> = (0..ROWS as u32).collect();
+        let c_off: Vec<u32> = (0..ROWS as u32).map(|r| r * BLOCK as u32).collect();
+        for (leaves, mask) in [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (8, 0), (8, 4), (8, 0b1111), (16, 0)] {
+            for len in [1, 2] {
+                let steps: Vec<Step> = (0..leaves)
+                    .map(|l| Step { a: (l * len * BLOCK) as isize, b: (l * len * BLOCK) as isize, len })
+                    .collect();
+                let empty = |l: usize| mask >> l & 1 == 1;
+                let order = fold::order(0..leaves, &empty);
+                let order: Vec<Leaf> = order.into_iter().map(|(l, adds)| Leaf { steps: l..l + 1, adds }).collect();
+                for set in [Set::Portable, Set::Together, Set::Avx2, Set::Avx512] {
+                    at_most(set, || {
+                        let sweep = |steps: &[Step], order: Option<&[Leaf]>, c: &mut [f32]| {
+                            let sweep = Sweep {
+                                a: a.as_ptr(),
+                                a_off: &a_off,
+                                b: b.as_ptr(),
+                                steps,
+                                ak: BLOCK,
+                                bk: BLOCK,
+                                lanes: false,
+                                c: c.as_mut_ptr(),
+                                c_off: &c_off,
+                                blocks: BLOCKS,
+                                b_block: POINTS * BLOCK,
+                                c_block: ROWS * BLOCK,
+                                start: Start::Zero,
+                                clamp: None,
+                                narrow: false,
+                                stream: false,
+                            };
+                            sweep.assert_inside(a.len(), b.len(), c.len());
+                            // SAFETY: inside, as asserted; the sums are ours.
+                            unsafe {
+                                match order {
+                                    Some(order) => isa().sweep_folded(&sweep, order),
+                                    None => isa().sweep(&sweep),
+                                }
+                            }
+                        };
+                        let mut folded = vec![0.0; BLOCKS * ROWS * BLOCK];
+                        sweep(&steps, Some(&order), &mut folded);
+                        let mut levels = vec![vec![0.0; BLOCKS * ROWS * BLOCK]; 8];
+                        let one = &mut |l: usize, into: &mut Vec<f32>| sweep(&steps[l..l + 1], None, into);
+                        fold::tree(0..leaves, &mut levels, &empty, one, &|into, from| isa().add(into, from));
+                        assert_eq!(folded, levels[0], "{leaves} leaves without {mask:b}, {len} points each, {set:?}");
+                    });
+                }
+            }
+        }
     }
 }
