@@ -9,6 +9,7 @@
 use crate::error::{Error, Errors, Place};
 use crate::fields::{self, FIELDS, Field, KIND_TABLES};
 use crate::job::Job;
+use convoy_net::zoo;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -55,6 +56,10 @@ const OF_EVERY_KIND: [&str; 2] = ["train.schedule.lr", "train.schedule.warmup_ep
 impl Draft {
     /// A job's file.
     pub fn open(path: &Path) -> Result<Draft, Error> {
+        let network = zoo::names().iter().find(|model| !path.exists() && path.as_os_str() == model.name);
+        if let Some(network) = network {
+            return Err(Error::NetworkForJob { name: network.name });
+        }
         let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
         let mut draft = Draft::default();
         draft.read(&text, path);

@@ -15,6 +15,8 @@ pub enum Error {
     Field { place: Place, flaw: String },
     #[error("cannot {action} {}\n  cause: {cause}", path.display())]
     File { action: &'static str, path: PathBuf, cause: Arc<io::Error> },
+    #[error("cannot read the job {name}, there is no such file\n  help: --model {name} for the network of that name")]
+    NetworkForJob { name: &'static str },
     #[error("cannot write to standard output\n  cause: {0}")]
     Output(Arc<io::Error>),
     #[error("{0}")]

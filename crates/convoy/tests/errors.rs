@@ -228,6 +228,10 @@ fn files_that_are_missing_or_broken() {
     let place = Place::new();
     let missing = "cause: No such file or directory (os error 2)";
     check(&place, "train no.toml", &format!("error: cannot read no.toml\n  {missing}"));
+    for command in ["train lenet", "check lenet"] {
+        let wanted = "error: cannot read the job lenet, there is no such file\n  help: --model lenet for the network of that name";
+        check(&place, command, wanted);
+    }
     check(&place, "train --resume no", &format!("error: cannot open no\n  {missing}"));
     check(&place, "eval no", &format!("error: cannot open no\n  {missing}"));
     check(&place, "train --data idx:no", "error: --data: cannot read `no`: No such file or directory (os error 2)");
