@@ -379,12 +379,16 @@ unsafe fn leaf_sums<S: Simd, const MR: usize, const NB: usize, const NV: usize, 
         let mut sums = [[[S::zero(); NV]; NB]; MR];
         if QUADS {
             let step = s.steps.get_unchecked(leaf.steps.start);
-            for i in 0..NB {
-                for v in 0..NV {
-                    let line = S::load(s.b.offset(step.b).add(i * s.b_block + v * S::LANES));
-                    for m in 0..MR {
-                        sums[m][i][v] = S::fma(S::splat(*a[m].offset(step.a)), line, S::zero());
-                    }
+            let mut lines = [[S::zero(); NV]; NB];
+            for (i, line) in lines.iter_mut().enumerate() {
+                for (v, part) in line.iter_mut().enumerate() {
+                    *part = S::load(s.b.offset(step.b).add(i * s.b_block + v * S::LANES));
+                }
+            }
+            for (a, row) in a.iter().zip(&mut sums) {
+                let x = S::splat(*a.offset(step.a));
+                for (sum, line) in row.as_flattened_mut().iter_mut().zip(lines.as_flattened()) {
+                    *sum = S::fma(x, *line, S::zero());
                 }
             }
         } else {
