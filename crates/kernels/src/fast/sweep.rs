@@ -367,7 +367,7 @@ fn quads(s: &Sweep, leaves: &[Leaf]) -> bool {
     rest.is_empty() && quads.iter().all(whole) && leaves.iter().all(single)
 }
 
-/// A leaf's sums of a register tile whose rows begin at `a`.
+/// A leaf's sums of a register tile whose rows begin at `a`; in quads ([`quads`]) the leaf is one point.
 #[inline(always)]
 unsafe fn leaf_sums<S: Simd, const MR: usize, const NB: usize, const NV: usize, const QUADS: bool>(
     s: &Sweep,
@@ -412,7 +412,7 @@ unsafe fn added<S: Simd, const MR: usize, const NB: usize, const NV: usize>(
 }
 
 /// One register tile of a folded sweep: leaves are summed one after the other and added as the tree says, all in registers and
-/// the first-level cache. Whole subtrees of four are added without asking the tree.
+/// the first-level cache.
 #[inline(always)]
 unsafe fn folded_tile<S: Simd, const MR: usize, const NB: usize, const NV: usize, const QUADS: bool>(
     s: &Sweep,
