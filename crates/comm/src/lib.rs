@@ -14,6 +14,7 @@
 mod collectives;
 mod launch;
 mod leave;
+mod library;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 mod sync;
@@ -27,6 +28,7 @@ pub use collectives::{
 };
 pub use launch::Launch;
 pub use leave::Leave;
+pub use library::BY_LIBRARY;
 pub use tell::tell;
 pub use threads::threads;
 pub use traffic::{Kind, Traffic};
@@ -78,7 +80,7 @@ impl Error {
 enum Transport {
     Threads(threads::Mailboxes),
     #[cfg(feature = "mpi")]
-    Mpi(mpi::World),
+    Mpi(Box<mpi::World>),
 }
 
 /// A rank's handle to the others.

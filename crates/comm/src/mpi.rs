@@ -6,14 +6,14 @@
 //!
 //! Always true
 //! - MPI is called by one thread at a time (its level `SERIALIZED`): all calls go through one lock.
-//! - No call waits inside of MPI, but for start, end and the making of teams for [`World::all_reduce`].
+//! - No call waits inside of MPI, but for start, end and the making of teams for sums that MPI makes.
 //! - After a warm-up no message allocates.
 //!
 //! MPI ends the job by itself where a call fails (its default handler). It does not tell that a peer is gone: deadlines do.
 
 #![allow(unsafe_code, reason = "MPI is a C library")]
 
-use crate::{Communicator, Error, Summand, Team, Transport, Wait, Waiting, all_gather, threads::host};
+use crate::{BY_LIBRARY, Communicator, Error, Summand, Team, Transport, Wait, Waiting, all_gather, threads::host};
 use mpi_sys as ffi;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -29,6 +29,8 @@ pub const PIECE_BYTES: usize = 1 << 30;
 const HEADER: usize = 16;
 /// The tag of a rank's last message.
 const END: u64 = u64::MAX;
+/// The tag of a sum that is waited for, so that there is no other.
+const ALONE: u64 = u64::MAX - 1;
 /// The one tag that MPI sees.
 const MPI_TAG: c_int = 1;
 
@@ -61,9 +63,10 @@ pub fn world(piece_bytes: usize) -> Result<Communicator, Error> {
         free: vec![],
         ended: false,
         teams: HashMap::new(),
+        sums: HashMap::new(),
     };
     let world = World { state: Mutex::new(state), parent: parent_id() };
-    let mut communicator = Communicator::new(rank, vec![host(); size], Transport::Mpi(world));
+    let mut communicator = Communicator::new(rank, vec![host(); size], Transport::Mpi(Box::new(world)));
     let hosts = all_gather(&communicator, &Team::all(&communicator), host().as_bytes())?;
     communicator.hosts = hosts.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
     communicator.counters = Default::default();
@@ -110,6 +113,8 @@ struct State {
     ended: bool,
     /// By members: what MPI knows of a team.
     teams: HashMap<Vec<usize>, ffi::MPI_Comm>,
+    /// By tag: the pieces of a sum that MPI is making.
+    sums: HashMap<u64, Vec<ffi::MPI_Request>>,
 }
 
 // SAFETY: handles of MPI are not bound to a thread at level `SERIALIZED`, and the lock around the state lets one thread at a
@@ -236,31 +241,58 @@ impl World {
         check(unsafe { ffi::MPI_Finalize() });
     }
 
+    /// Makes a team of these ranks known to MPI, which waits for all of them.
+    pub fn make_team(&self, ranks: &[usize]) {
+        self.lock().team(ranks);
+    }
+
+    /// Begins the sum with this tag over a team that is known, or looks whether it is there.
+    ///
+    /// # Safety
+    /// `from` has as many numbers as `into`, and both stay where they are, read and written by nobody, until the sum is there.
+    pub unsafe fn try_all_reduce<T: Summand>(&self, ranks: &[usize], tag: u64, from: *const T, into: &mut [T]) -> bool {
+        let state = &mut *self.lock();
+        let comm = state.team(ranks);
+        let requests = state.sums.entry(tag).or_default();
+        if requests.is_empty() {
+            let number = if T::BYTES == 4 { &raw const ffi::RSMPI_FLOAT } else { &raw const ffi::RSMPI_DOUBLE };
+            let most = state.piece_bytes / T::BYTES;
+            for (i, piece) in into.chunks_mut(most).enumerate() {
+                let mut request = null_request();
+                // SAFETY: constants of the library; both pieces hold as many numbers of this type, and the caller keeps them.
+                unsafe {
+                    let (from, to, count) =
+                        (from.add(i * most).cast(), piece.as_mut_ptr().cast(), piece.len() as c_int);
+                    check(ffi::MPI_Iallreduce(from, to, count, *number, ffi::RSMPI_SUM, comm, &mut request));
+                }
+                requests.push(request);
+            }
+        }
+        while requests.last_mut().is_some_and(test) {
+            requests.pop();
+        }
+        requests.is_empty()
+    }
+
+    /// The end that this rank knows of, if any.
+    pub fn first_end(&self, hosts: &[String]) -> Option<Error> {
+        self.lock().first_end(hosts)
+    }
+
+    /// Whether MPI is still making sums.
+    pub fn is_summing(&self) -> bool {
+        self.lock().sums.values().any(|requests| !requests.is_empty())
+    }
+
     /// Numbers become their sums over a team, as the library does it.
     pub fn all_reduce<T: Summand>(&self, c: &Communicator, team: &Team, numbers: &mut [T]) -> Result<(), Error> {
         let own = numbers.to_vec();
-        let comm = self.lock().team(team);
-        let most = (PIECE_BYTES / T::BYTES).min(i32::MAX as usize);
-        for (from, into) in own.chunks(most).zip(numbers.chunks_mut(most)) {
-            let mut request = null_request();
-            {
-                let _alone = self.lock();
-                // SAFETY: both pieces hold as many numbers of this type, and outlive the request, which is waited for below.
-                // Where the wait fails the process ends without using `numbers` again.
-                unsafe {
-                    let number = if T::BYTES == 4 { ffi::RSMPI_FLOAT } else { ffi::RSMPI_DOUBLE };
-                    let (from, into, count) = (from.as_ptr().cast(), into.as_mut_ptr().cast(), from.len() as c_int);
-                    check(ffi::MPI_Iallreduce(from, into, count, number, ffi::RSMPI_SUM, comm, &mut request));
-                }
-            }
-            let mut wait = Wait::new(c);
-            while !{
-                let _alone = self.lock();
-                test(&mut request)
-            } {
-                let next = team.ranks()[(team.own() + 1) % team.size()];
-                wait.pause(|| Waiting::new(c, next, "a sum by the MPI library, with all of its team".into()))?;
-            }
+        self.make_team(team.ranks());
+        let mut wait = Wait::new(c);
+        // SAFETY: as many numbers, which live until the sum is there; where the wait fails the process ends without using them again.
+        while !unsafe { self.try_all_reduce(team.ranks(), ALONE, own.as_ptr(), numbers) } {
+            let next = team.ranks()[(team.own() + 1) % team.size()];
+            wait.pause(|| Waiting::new(c, next, BY_LIBRARY.into()))?;
         }
         Ok(())
     }
@@ -408,11 +440,11 @@ impl State {
     }
 
     /// What MPI knows of a team, made at its first use. All members must come; MPI waits for them.
-    fn team(&mut self, team: &Team) -> ffi::MPI_Comm {
-        if let Some(comm) = self.teams.get(team.ranks()) {
+    fn team(&mut self, team: &[usize]) -> ffi::MPI_Comm {
+        if let Some(comm) = self.teams.get(team) {
             return *comm;
         }
-        let ranks: Vec<c_int> = team.ranks().iter().map(|&rank| rank as c_int).collect();
+        let ranks: Vec<c_int> = team.iter().map(|&rank| rank as c_int).collect();
         let mut made = null_comm();
         // SAFETY: pointers to locals; the list has as many ranks as is said.
         unsafe {
@@ -423,7 +455,7 @@ impl State {
             check(ffi::MPI_Group_free(&mut members));
             check(ffi::MPI_Group_free(&mut all));
         }
-        self.teams.insert(team.ranks().to_vec(), made);
+        self.teams.insert(team.to_vec(), made);
         made
     }
 }

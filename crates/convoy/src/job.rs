@@ -97,8 +97,9 @@ pub struct ParallelFields {
     pub batch_norm: NormOver,
     #[serde(with = "HomeWords")]
     pub home: ParameterHome,
-    /// Whether gradients are summed over ranks in the order of one rank.
+    /// Whether gradients are summed over ranks in the order of one rank; else, how.
     pub exact: bool,
+    pub sums: Sums,
     /// Whether layers compute while their halos travel.
     pub overlap: bool,
     /// Of each rank, such as `3GiB`.
@@ -122,6 +123,14 @@ enum NormWords {
 enum HomeWords {
     Everywhere,
     Sharded,
+}
+
+/// How gradients are summed over ranks where any order will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sums {
+    Ring,
+    Library,
 }
 
 /// What is kept.
@@ -166,7 +175,11 @@ pub enum Normalisation {
 impl ParallelFields {
     /// How ranks do what they do together.
     pub(crate) fn division(&self) -> Division {
-        let sums = if self.exact { SumOrder::Tree } else { SumOrder::Ring };
+        let sums = match (self.exact, self.sums) {
+            (true, _) => SumOrder::Tree,
+            (false, Sums::Ring) => SumOrder::Ring,
+            (false, Sums::Library) => SumOrder::Library,
+        };
         let halos = if self.overlap { Halos::Overlapped } else { Halos::Waited };
         Division { norm: self.batch_norm, home: self.home, sums, halos }
     }
@@ -241,6 +254,11 @@ impl Job {
             if let Some(wrong) = deviation.iter().find(|d| !(**d > 0.0 && d.is_finite())) {
                 errors.push(Error::at("data.normalise.deviation", format!("{wrong} is not possible\n  help: above 0")));
             }
+        }
+        if self.parallel.sums == Sums::Library && self.parallel.exact {
+            let flaw =
+                "the library takes an order of its own, but exact is true\n  help: exact = false, or leave it out";
+            errors.push(Error::at("parallel.sums", flaw));
         }
         if self.parallel.home == ParameterHome::Sharded && matches!(self.train.optimizer, Optimizer::Lars(_)) {
             let flaw = "lars needs whole parameters, sharded ones are divided over ranks\n  help: everywhere, or another optimizer";

@@ -178,11 +178,14 @@ fn sent(recordings: &[Recording], programs: &[Program]) -> Sent {
 fn flights(rank: usize, recording: &Recording, program: &Program, sent: &Sent, names: &[Done]) -> Vec<(Flight, usize)> {
     let mut flights = vec![];
     for span in recording.lanes.last().into_iter().flatten() {
-        if let Some(Action::Receive { from, tag, .. }) = action(program, span) {
-            let left = sent.get(&(span.step, from.0, rank, *tag)).copied().unwrap_or(span.start);
-            let activity = names[span.op as usize].activity;
-            flights.push((Flight { activity, start: left.min(span.end), end: span.end }, span.op as usize));
-        }
+        let left = match action(program, span) {
+            Some(Action::Receive { from, tag, .. }) => sent.get(&(span.step, from.0, rank, *tag)).copied(),
+            Some(Action::AllReduce { .. }) => None,
+            _ => continue,
+        };
+        let activity = names[span.op as usize].activity;
+        let start = left.unwrap_or(span.start).min(span.end);
+        flights.push((Flight { activity, start, end: span.end }, span.op as usize));
     }
     flights
 }

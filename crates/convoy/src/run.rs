@@ -215,8 +215,8 @@ pub fn weights_of(folder: &RunFolder, network: &Network) -> Result<Weights, Erro
 /// Whether the plan that was chosen for a job is for another one, too.
 fn is_planned_for(before: &Job, now: &Job) -> bool {
     let asked = |job: &Job| {
-        let ParallelFields { ranks, memory, machine, home, batch_norm, exact, .. } = job.parallel.clone();
-        (job.parallel.strategy == AUTO, ranks, memory, machine, home, batch_norm, exact)
+        let ParallelFields { ranks, memory, machine, home, batch_norm, exact, sums, .. } = job.parallel.clone();
+        (job.parallel.strategy == AUTO, ranks, memory, machine, home, batch_norm, exact, sums)
     };
     asked(before) == asked(now) && now.parallel.strategy == AUTO
 }

@@ -9,7 +9,7 @@
 //! - They wait for each other with a deadline from the moment they meet.
 
 use crate::error::{Error, Errors, Place};
-use crate::job::Job;
+use crate::job::{Job, Sums};
 use crate::links::hosts;
 use crate::machine;
 use crate::ready::{self, Ready};
@@ -160,6 +160,15 @@ impl World {
     /// The job as it can be done here: with as many ranks as there are processes, and threads for those that share a computer.
     pub(crate) fn fit(&self, job: &Job) -> Result<Job, Error> {
         let mut job = job.clone();
+        let has_library = self.communicator().is_some_and(|communicator| communicator.has_library());
+        if job.parallel.sums == Sums::Library && job.parallel.ranks > 1 && !has_library {
+            let flaw = format!(
+                "ranks are threads of one process here, there is no MPI library\n  \
+                 help: mpirun -n {} with a convoy built with --features mpi; or ring",
+                job.parallel.ranks
+            );
+            return Err(Error::at("parallel.sums", flaw));
+        }
         let Some(communicator) = &self.communicator else { return Ok(job) };
         let (ranks, processes) = (job.parallel.ranks, communicator.size());
         if ranks != processes {

@@ -94,6 +94,17 @@ fn numbers_that_are_not_possible() {
     );
     check(
         &place,
+        "train --sums library",
+        "error: --sums: the library takes an order of its own, but exact is true\n  help: exact = false, or leave it out",
+    );
+    check(
+        &place,
+        "train --sums library --exact false --ranks 2",
+        "error: --sums: ranks are threads of one process here, there is no MPI library\n  \
+         help: mpirun -n 2 with a convoy built with --features mpi; or ring",
+    );
+    check(
+        &place,
         "train --home sharded --optimizer lars",
         "error: --home: lars needs whole parameters, sharded ones are divided over ranks\n  \
          help: everywhere, or another optimizer",

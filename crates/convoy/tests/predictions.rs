@@ -280,6 +280,8 @@ fn predictions_know_how_ranks_divide_their_work() {
     assert!(messages("--batch-norm local") < messages(""), "no sums for norms");
     let ring = place.json(&format!("{simulate} --exact false"));
     assert!(ring["step_seconds"].as_f64() > plain["step_seconds"].as_f64(), "a ring has more turns");
+    let library = place.json(&format!("{simulate} --exact false --sums library"));
+    assert!(library["messages"].as_f64() < plain["messages"].as_f64(), "a sum is handed over once");
     // A budget that only divided weights fit.
     let plan = "plan vgg16 --batch 4 --ranks 4 --machine cpu-10g";
     let all = place.json(&format!("{plan} --goal memory"));

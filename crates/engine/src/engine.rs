@@ -106,6 +106,11 @@ impl Engine {
         settings: Settings,
     ) -> Engine {
         let communicator = communicator.into();
+        for op in programs.iter().flat_map(|p| &p.ops) {
+            if let Action::AllReduce { team, .. } = &op.action {
+                communicator.make_team(team);
+            }
+        }
         memory::return_what_is_freed();
         let mut kept = BTreeMap::new();
         for buffer in programs.iter().flat_map(|p| &p.buffers).filter(|b| b.home == Home::Kept) {
@@ -240,6 +245,15 @@ impl Engine {
         times
             .map(|(op, (name, ns))| OpTime { name: name.clone(), op, seconds: ns.swap(0, Relaxed) as f64 * 1e-9 })
             .collect()
+    }
+}
+
+/// A sum that the library was making when a step failed may still be written: its memory stays, the process ends soon.
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.communicator.is_summing() {
+            std::mem::forget(std::mem::replace(&mut self.arena, Memory::zeroed(0)));
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::engine::{Batch, Error, Loaded, Settings};
 use crate::memory;
 use crate::pool::Pool;
 use crate::record::{Recorder, Span};
-use convoy_comm::{Communicator, Wait, Waiting};
+use convoy_comm::{BY_LIBRARY, Communicator, Summand, Wait, Waiting};
 use convoy_kernels::fast::{fold, region};
 use convoy_kernels::{Layout, Moment, Operands, Slot};
 use convoy_net::{Axis, Region};
@@ -90,6 +90,10 @@ impl Run<'_> {
                     let bytes = unsafe { std::slice::from_raw_parts_mut(self.part(into).data, into.bytes.len()) };
                     self.communicator.try_receive(from.0, *tag, bytes)
                 }
+                Action::AllReduce { from, into, team, number, tag, .. } => match number {
+                    Number::Single => self.all_reduce::<f32>(from, into, team, *tag),
+                    Number::Double => self.all_reduce::<f64>(from, into, team, *tag),
+                },
                 _ => unreachable!("bug: an op that does not talk"),
             };
             if let Ok(true) = done {
@@ -123,6 +127,11 @@ impl Run<'_> {
             Some((op, Action::Receive { into, from, .. })) => {
                 let what = format!("{} bytes for {}", into.bytes.len(), self.consumer(op));
                 Waiting::new(self.communicator, from.0, what)
+            }
+            Some((op, Action::AllReduce { team, .. })) => {
+                let others = team.iter().copied().find(|&rank| rank != self.communicator.rank());
+                let what = format!("{BY_LIBRARY}, for {}", self.consumer(op));
+                Waiting::new(self.communicator, others.unwrap_or(0), what)
             }
             _ => Waiting::new(self.communicator, self.communicator.rank(), "its own workers".into()),
         }
@@ -259,7 +268,27 @@ impl Run<'_> {
                 Number::Single => self.combine::<f32>(parts, into, tile),
                 Number::Double => self.combine::<f64>(parts, into, tile),
             },
-            Action::Send { .. } | Action::Receive { .. } => unreachable!("bug: tiles do not talk"),
+            Action::Send { .. } | Action::Receive { .. } | Action::AllReduce { .. } => {
+                unreachable!("bug: tiles do not talk")
+            }
+        }
+    }
+
+    /// Begins a sum that the library makes, or looks whether it is there.
+    fn all_reduce<T: Summand>(
+        &self,
+        from: &Part,
+        into: &Part,
+        team: &[usize],
+        tag: u64,
+    ) -> Result<bool, convoy_comm::Error> {
+        let (from, into) = (self.part(from), self.part(into));
+        assert_eq!(from.bytes, into.bytes, "bug: a sum of another size");
+        // SAFETY: the op is ready and not complete before the sum is there: nobody else touches either, and the arena outlives a sum
+        // that is never there (`Engine::drop`). Both are as long, and aligned as buffers are.
+        unsafe {
+            let numbers = std::slice::from_raw_parts_mut(into.data as *mut T, into.bytes / size_of::<T>());
+            self.communicator.try_all_reduce(team, tag, from.data as *const T, numbers)
         }
     }
 

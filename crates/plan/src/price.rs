@@ -76,6 +76,7 @@ impl<'a> Prices<'a> {
         match self.asked.options.division {
             Division { home: ParameterHome::Sharded, .. } => Way::Kept,
             Division { sums: SumOrder::Ring, .. } => Way::Ring,
+            Division { sums: SumOrder::Library, .. } => Way::Library,
             _ => Way::Reduced,
         }
     }

@@ -74,7 +74,7 @@ pub fn unlike(shapes: &[Shape], strategy: &Strategy, options: &Options) -> usize
 /// The most groups into which ranks can be cut, such that each has the same samples of every layer.
 fn groups(shapes: &[Shape], strategy: &Strategy, options: &Options) -> usize {
     let (batch, division) = (options.batch, &options.division);
-    if division.home != ParameterHome::Everywhere || division.sums != SumOrder::Tree {
+    if division.home != ParameterHome::Everywhere || division.sums == SumOrder::Ring {
         return 1;
     }
     let in_order = |p: &Placement| {

@@ -149,7 +149,8 @@ impl<'a> Scene<'a> {
         let (mut bytes, mut messages) = (0.0, 0.0);
         for entry in &script.entries {
             match &entry.doing {
-                Doing::Send { bytes: b, .. } => {
+                // What a library is handed counts, not what it makes of it.
+                Doing::Send { bytes: b, .. } | Doing::Sum { way: Way::Library, bytes: b, .. } => {
                     bytes += *b as f64;
                     messages += 1.0;
                 }
@@ -161,7 +162,7 @@ impl<'a> Scene<'a> {
                     let phases = match way {
                         Way::Reduced => 1.0 + f64::from(*adds),
                         Way::Ring => 2.0,
-                        Way::Kept => f64::from(*adds),
+                        Way::Kept | Way::Library => f64::from(*adds),
                     };
                     bytes += phases * *b as f64 * (p - 1.0) / p;
                     messages += phases * reducers * (p - 1.0) / p;

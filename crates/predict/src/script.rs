@@ -39,6 +39,8 @@ pub enum Way {
     Ring,
     /// Slices to their reducers, who keep the sums.
     Kept,
+    /// As the MPI library likes.
+    Library,
 }
 
 /// What an entry does.
@@ -135,6 +137,10 @@ impl Script {
             match (&op.action, sum) {
                 (Action::Send { to, .. }, Some(s)) => script.peer(&sums.all[s], to.0),
                 (Action::Receive { from, .. }, Some(s)) => script.peer(&sums.all[s], from.0),
+                (Action::AllReduce { team, .. }, Some(s)) => {
+                    let others = team.iter().filter(|&&rank| rank != program.rank.0);
+                    others.for_each(|&rank| script.peer(&sums.all[s], rank));
+                }
                 _ => {}
             }
             let mut after: Vec<usize> = op.after.iter().filter_map(|before| places[before.0]).collect();
@@ -252,7 +258,7 @@ pub fn done(program: &Program, network: &Network) -> Vec<Done> {
                 Purpose::Redistribution => Activity::Redistribution,
                 _ => Activity::Reduction,
             },
-            Action::Combine { .. } => Activity::Reduction,
+            Action::Combine { .. } | Action::AllReduce { .. } => Activity::Reduction,
             _ => Activity::Compute,
         };
         let mut name = program.describe(op, network);
@@ -336,6 +342,7 @@ impl Sums {
                     Some(part.buffer)
                 }
                 Action::Combine { into: part, parts, .. } if parts.len() > 1 => Some(part.buffer),
+                Action::AllReduce { into, .. } => Some(into.buffer),
                 _ => None,
             };
             let number = buffer.map(|buffer| {
@@ -349,6 +356,7 @@ impl Sums {
                             let whole = program.buffers.iter().find(|b| b.what == bucket).map(|b| b.bytes);
                             (bucket, Way::Kept, whole)
                         }
+                        what if matches!(op.action, Action::AllReduce { .. }) => (what, Way::Library, None),
                         what if turns.get(&home).is_some_and(|turns| *turns > 1) => (what, Way::Ring, None),
                         what => (what, Way::Reduced, None),
                     };

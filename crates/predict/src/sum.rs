@@ -48,8 +48,8 @@ impl Sum {
                 2.0 * (p - 1) as f64 * turn + 3.0 * (p - 1) as f64 * slice / self.bandwidth
             }
             _ if self.way == Way::Kept => direct,
-            Collectives::Direct => direct,
-            Collectives::Cheapest => {
+            Collectives::Direct if self.way != Way::Library => direct,
+            _ => {
                 let together = spreads.iter().map(|s| s[0]).max().unwrap_or(1);
                 self.cheapest_seconds(machine, p, together, outermost).min(direct)
             }

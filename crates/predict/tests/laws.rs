@@ -36,7 +36,12 @@ impl Problem {
     }
 
     fn ask(&self, folding: Folding, collectives: Collectives) -> Simulation {
-        let (strategy, options) = (self.strategy(), self.options());
+        self.ask_with(SumOrder::Tree, folding, collectives)
+    }
+
+    fn ask_with(&self, sums: SumOrder, folding: Folding, collectives: Collectives) -> Simulation {
+        let division = Division { sums, ..Division::default() };
+        let (strategy, options) = (self.strategy(), Options { division, ..self.options() });
         let question = Question {
             network: &self.network,
             strategy: &strategy,
@@ -120,9 +125,11 @@ fn close(a: f64, b: f64) -> bool {
 fn folded_is_unfolded() {
     let mut folded_somewhere = 0;
     for (i, p) in problems().iter().enumerate() {
-        for collectives in [Collectives::Direct, Collectives::Cheapest].into_iter().take(1 + usize::from(i < 7)) {
-            let folded = p.ask(Folding::Alike, collectives).estimate;
-            let whole = p.ask(Folding::Nothing, collectives).estimate;
+        let ways = [(SumOrder::Tree, Collectives::Direct), (SumOrder::Library, Collectives::Direct)];
+        let ways = ways.into_iter().chain([(SumOrder::Tree, Collectives::Cheapest)].into_iter().filter(|_| i < 7));
+        for (sums, collectives) in ways {
+            let folded = p.ask_with(sums, Folding::Alike, collectives).estimate;
+            let whole = p.ask_with(sums, Folding::Nothing, collectives).estimate;
             let name = format!("{} {} on {}", p.network.name, p.strategy, p.machine.name);
             assert_eq!(whole.simulated_ranks, p.ranks);
             folded_somewhere += usize::from(folded.simulated_ranks < p.ranks);
@@ -180,7 +187,7 @@ fn other_divisions_are_sized_as_they_run() {
         let shapes = network.shapes(8).unwrap();
         let strategy = Strategy::parse(words, ranks, &network, &shapes).unwrap();
         for home in [ParameterHome::Everywhere, ParameterHome::Sharded] {
-            for sums in [SumOrder::Tree, SumOrder::Ring] {
+            for sums in [SumOrder::Tree, SumOrder::Ring, SumOrder::Library] {
                 for norm in [NormOver::Global, NormOver::Team, NormOver::Local] {
                     let division = Division { home, sums, norm, ..Default::default() };
                     let (mode, winograd) = (Mode::Train, Winograd::Four);

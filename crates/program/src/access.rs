@@ -52,6 +52,7 @@ impl Builder<'_> {
             Action::Combine { parts, into, .. } => {
                 parts.iter().flatten().map(|p| part(p, false)).chain([part(into, true)]).collect()
             }
+            Action::AllReduce { from, into, turn, .. } => vec![part(from, false), part(into, true), all(*turn, true)],
         }
     }
 

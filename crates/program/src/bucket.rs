@@ -124,14 +124,17 @@ impl Builder<'_> {
             let (first, p) = bucket.first();
             let (buffer, has_part) = (self.found[&What::Bucket(first, p)], self.parts_of(&bucket));
             let subject = (first.0 as u64) << 12 | p as u64;
-            if self.options.division.sums == SumOrder::Ring && !self.is_sharded() {
-                self.ring(buffer, Number::Single, &bucket.team, &has_part, subject);
-                self.complete.push((bucket, None));
-                continue;
-            }
-            let slices = match self.is_sharded() {
-                true => (0..bucket.team.len()).map(|q| slice(&bucket, q)).collect(),
-                false => self.slices(buffer, Number::Single, bucket.team.len()),
+            let slices = match (self.is_sharded(), self.options.division.sums) {
+                (true, _) => (0..bucket.team.len()).map(|q| slice(&bucket, q)).collect(),
+                (false, SumOrder::Tree) => self.slices(buffer, Number::Single, bucket.team.len()),
+                (false, whole) => {
+                    match whole {
+                        SumOrder::Library => self.by_library(buffer, Number::Single, &bucket.team, &has_part, subject),
+                        _ => self.ring(buffer, Number::Single, &bucket.team, &has_part, subject),
+                    }
+                    self.complete.push((bucket, None));
+                    continue;
+                }
             };
             let reduction = self.begin_reduction((buffer, Number::Single), slices, &bucket.team, &has_part, subject);
             self.complete.push((bucket, Some(reduction)));
@@ -166,17 +169,20 @@ impl Builder<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Action, Options, Program, Purpose, Subject, What, lower};
-    use convoy_kernels::{Mode, Pass, Update};
+    use crate::{Action, Division, Options, Program, Purpose, Subject, SumOrder, What, lower};
+    use convoy_kernels::{Pass, Update};
     use convoy_net::{Network, zoo};
     use convoy_split::{Rank, Strategy};
 
     fn program(net: &Network, strategy: &str, ranks: usize, rank: usize) -> Program {
+        divided(net, strategy, ranks, rank, Division::default())
+    }
+
+    fn divided(net: &Network, strategy: &str, ranks: usize, rank: usize, division: Division) -> Program {
         let batch = 8;
         let strategy = Strategy::parse(strategy, ranks, net, &net.shapes(batch).unwrap()).unwrap();
         let update = Update::Sgd { momentum: 0.9, nesterov: false, weight_decay: 0.0 };
-        let (winograd, division) = Default::default();
-        let options = Options { batch, mode: Mode::Train, leaves: 8, winograd, update, division };
+        let options = Options { update, division, ..Options::plain(batch) };
         lower(net, &strategy, Rank(rank), &options).unwrap()
     }
 
@@ -218,6 +224,40 @@ mod tests {
             assert_eq!(messages, 2 * (ranks - 1) * buckets, "{model} under {strategy}");
             let gradients = program.buffers.iter().filter(|b| b.within.is_some()).count();
             assert!(gradients > 2 * buckets, "{model}: {gradients} gradients in {buckets} buckets");
+        }
+    }
+
+    /// A library must be asked for sums in one order by all who share any: each waits for the one before, and there is an order of all
+    /// sums that every rank keeps.
+    #[test]
+    fn sums_by_a_library_have_one_order() {
+        let net = zoo::model("resnet20", Default::default()).unwrap().fused();
+        let division = Division { sums: SumOrder::Library, ..Division::default() };
+        for (strategy, ranks) in [("data", 4), ("data:2,filter:2", 4), ("data:2,spatial:2", 4)] {
+            let mut orders: Vec<Vec<(Vec<usize>, u64)>> = vec![];
+            for rank in 0..ranks {
+                let program = divided(&net, strategy, ranks, rank, division);
+                let (ancestors, mut before, mut order) = (program.ancestors(), None, vec![]);
+                for (o, op) in program.ops.iter().enumerate() {
+                    if let Action::AllReduce { team, tag, .. } = &op.action {
+                        assert!(team.contains(&rank) && before.is_none_or(|b| ancestors[o].get(b)), "{strategy}");
+                        before = Some(o);
+                        order.push((team.clone(), *tag));
+                    }
+                }
+                let buckets = program.buffers.iter().filter(|b| matches!(b.what, What::Bucket(..))).count();
+                assert_eq!(order.len(), buckets, "{strategy}");
+                orders.push(order);
+            }
+            // Ask for the first of what is left wherever all members would: nobody is left waiting.
+            assert!(orders.iter().all(|order| order.len() > 1), "{strategy}");
+            while let Some(sum) = orders.iter().find_map(|order| {
+                let sum = order.first()?;
+                sum.0.iter().all(|&rank| orders[rank].first() == Some(sum)).then(|| sum.clone())
+            }) {
+                sum.0.iter().for_each(|&rank| drop(orders[rank].remove(0)));
+            }
+            assert!(orders.iter().all(Vec::is_empty), "{strategy}: {orders:?} wait for each other");
         }
     }
 }

@@ -239,6 +239,7 @@ impl<'a> Builder<'a> {
             }
             Action::LoadTarget { target } => (1, 0, memory_seconds(self.buffers[target.0].bytes)),
             Action::Send { .. } | Action::Receive { .. } => (1, 0, 1e-6),
+            Action::AllReduce { into, .. } => (1, 0, memory_seconds(2 * into.bytes.len())),
         };
         if tiles > 0 {
             self.ops.push(Op { action, accesses, after: vec![], tiles, scratch, seconds, remaining: 0.0 });

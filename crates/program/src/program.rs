@@ -102,6 +102,8 @@ pub enum What {
     Message,
     /// Other ranks' parts of a sum.
     Parts,
+    /// Nothing: ops that must run one after the other write it.
+    Turn,
 }
 
 /// How long a buffer's content matters.
@@ -215,6 +217,15 @@ pub enum Action {
         into: Part,
         number: Number,
     },
+    /// Parts of the ranks of a team into their sum, by the library that carries messages.
+    AllReduce {
+        from: Part,
+        into: Part,
+        team: Vec<usize>,
+        number: Number,
+        tag: u64,
+        turn: BufferId,
+    },
 }
 
 /// A region of a buffer that an op touches. Buffers without a layout are flat: bytes along the width.
@@ -245,7 +256,7 @@ pub struct Op {
 impl Op {
     /// Whether it talks to other ranks.
     pub fn communicates(&self) -> bool {
-        matches!(self.action, Action::Send { .. } | Action::Receive { .. })
+        matches!(self.action, Action::Send { .. } | Action::Receive { .. } | Action::AllReduce { .. })
     }
 }
 
@@ -304,17 +315,21 @@ impl Program {
 
     /// Bytes this rank sends in a step.
     pub fn sent_bytes(&self) -> usize {
-        let sent = |op: &Op| if let Action::Send { from, .. } = &op.action { from.bytes.len() } else { 0 };
-        self.ops.iter().map(sent).sum()
+        self.sends().map(|(_, bytes)| bytes).sum()
     }
 
     /// Bytes and messages of one purpose that this rank sends in a step.
     pub fn sent(&self, purpose: Purpose) -> (usize, usize) {
-        let sends = self.ops.iter().filter_map(|op| match &op.action {
-            Action::Send { from, tag, .. } if Purpose::of(*tag) == purpose => Some(from.bytes.len()),
+        let sends = self.sends().filter(|(tag, _)| Purpose::of(*tag) == purpose);
+        sends.fold((0, 0), |(bytes, messages), (_, len)| (bytes + len, messages + 1))
+    }
+
+    /// Tag and bytes of all that this rank hands over to be carried. What a library sends for a sum is its own business: the part counts.
+    fn sends(&self) -> impl Iterator<Item = (u64, usize)> {
+        self.ops.iter().filter_map(|op| match &op.action {
+            Action::Send { from, tag, .. } | Action::AllReduce { from, tag, .. } => Some((*tag, from.bytes.len())),
             _ => None,
-        });
-        sends.fold((0, 0), |(bytes, messages), len| (bytes + len, messages + 1))
+        })
     }
 
     /// Where each element of this rank's share of a layer's parameter lies in kernel order.
@@ -425,6 +440,9 @@ impl Program {
             Action::Receive { into, from, .. } => format!("receive {} bytes from {from}", into.bytes.len()),
             Action::Combine { parts, into, .. } => {
                 format!("combine {} parts of {} bytes", parts.len(), into.bytes.len())
+            }
+            Action::AllReduce { from, team, .. } => {
+                format!("sum {} bytes over {} ranks by the MPI library", from.bytes.len(), team.len())
             }
         }
     }

@@ -3,7 +3,8 @@
 //! By default every rank is the reducer of one slice: it is sent the others' parts, combines them in tree order (never in order of
 //! arrival), and sends the result back. The bytes are those of a ring. Ranks without samples send nothing to add.
 //! Or slices go around a ring, each rank adding its own: as many bytes, only neighbours talk, and the order of a sum depends on the
-//! slice it is in and on how many ranks there are. The twin of both is `comm`'s `all_reduce`.
+//! slice it is in and on how many ranks there are. Or a library makes the sum, in whatever order it likes; all ranks ask it for one sum after
+//! the other. The twin of all three is `comm`'s `all_reduce`.
 
 use crate::lower::Builder;
 use crate::program::{Action, BufferId, Number, Part, Purpose, What};
@@ -18,7 +19,12 @@ pub enum SumOrder {
     Tree,
     /// Around a ring.
     Ring,
+    /// What the MPI library takes.
+    Library,
 }
+
+/// What ops that take turns write.
+const TURN_BYTES: usize = 64;
 
 /// A sum over ranks whose parts are on their way.
 #[derive(Clone, Debug)]
@@ -86,6 +92,18 @@ impl Builder<'_> {
                 self.receive(own, Rank(team[before]), tag(before));
             }
         }
+    }
+
+    /// The same, made by the library that carries messages. It must be asked for sums in the same order everywhere: each waits for the one
+    /// before, and programs of all ranks have those that they share in the same order.
+    pub fn by_library(&mut self, buffer: BufferId, number: Number, team: &[usize], has_part: &[bool], subject: u64) {
+        let into = Part { buffer, bytes: 0..self.buffers[buffer.0].bytes };
+        let from = Part { buffer: self.buffer(What::Parts, into.bytes.len()), ..into.clone() };
+        let own = has_part[self.rank.0].then(|| into.clone());
+        self.push(Action::Combine { parts: vec![own], into: from.clone(), number });
+        let turn = self.buffer(What::Turn, TURN_BYTES);
+        let tag = Purpose::Reduction.tag() | subject << 24 | 3 << 20;
+        self.push(Action::AllReduce { from, into, team: team.to_vec(), number, tag, turn });
     }
 
     /// By position: the bytes that it reduces of a buffer.

@@ -70,6 +70,7 @@ pub fn arguments() -> Vec<Arg> {
         plain("parallel.batch_norm"),
         plain("parallel.home"),
         plain("parallel.exact"),
+        plain("parallel.sums"),
         plain("parallel.overlap"),
     ]
 }
