@@ -7,40 +7,45 @@ use convoy_net::{Axis, Kind, Region, Shape};
 
 const CHANNELS: usize = 32;
 
-/// A convolution of square windows that keeps planes of `points` x `points` as large as they are, on one rank.
+/// A convolution of square windows on planes of `points` x `points`, on one rank.
+#[derive(Debug)]
 struct Problem {
     batch: usize,
     points: usize,
     taps: usize,
+    padding: usize,
     winograd: Winograd,
 }
 
 impl Problem {
     fn kind(&self) -> Kind {
-        Kind::Convolution(Convolution::new(CHANNELS, &[self.taps, self.taps]).padding(self.taps / 2))
+        Kind::Convolution(Convolution::new(CHANNELS, &[self.taps, self.taps]).padding(self.padding))
     }
 
     fn geometry(&self) -> Geometry {
-        let shape = Shape([self.batch, CHANNELS, 1, self.points, self.points]);
-        let whole = Region::whole(shape);
-        let margin = (self.taps / 2) as isize;
-        let wide = [Axis::Height, Axis::Width].iter().fold(whole, |region, &axis| {
-            let (start, end) = region.range(axis);
-            region.with(axis, start - margin, end + margin)
-        });
-        let tensor = || Tensor { shape, layout: Layout::blocked(wide) };
+        let input = Shape([self.batch, CHANNELS, 1, self.points, self.points]);
+        let output = self.kind().operation().infer(&[input]).expect("it fits");
+        let margin = self.taps as isize - 1;
+        let wide = |shape: Shape| {
+            let wide = [Axis::Height, Axis::Width].iter().fold(Region::whole(shape), |region, &axis| {
+                let (start, end) = region.range(axis);
+                region.with(axis, start - margin, end + margin)
+            });
+            Layout::blocked(wide)
+        };
+        let tensor = |shape| Tensor { shape, layout: wide(shape) };
         Geometry {
             layer: 0,
             mode: Mode::Train,
             leaves: 8,
-            inputs: vec![tensor()],
-            output: tensor(),
-            region: whole,
-            normed: whole.len() / CHANNELS,
+            inputs: vec![tensor(input)],
+            output: tensor(output),
+            region: Region::whole(output),
+            normed: output.len() / CHANNELS,
             summed: false,
             rectified: false,
-            output_gradient: Some(Layout::blocked(wide)),
-            input_gradients: vec![Some((Layout::blocked(wide), whole))],
+            output_gradient: Some(wide(output)),
+            input_gradients: vec![Some((wide(input), Region::whole(input)))],
             accumulate: vec![false],
             winograd: self.winograd,
         }
@@ -51,8 +56,7 @@ impl Problem {
     fn products(&self) -> [f64; 3] {
         let (kind, geometry) = (self.kind(), self.geometry());
         let twin = fast::twin(&kind);
-        let shape = geometry.output.shape;
-        let direct = kind.operation().flops(&[shape], shape) as f64;
+        let direct = kind.operation().flops(&[geometry.inputs[0].shape], geometry.output.shape) as f64;
         let all = |stages: &[Stage]| stages.iter().map(|stage| stage.work.flops).sum::<f64>() / direct;
         let mut weights = twin.backward(&geometry);
         // The bias' gradient ends the weights', and has no products.
@@ -74,7 +78,10 @@ impl Problem {
 fn a_pass_has_the_products_of_the_algorithm_it_is_said_to_have() {
     let (off, two, four) = (Winograd::Off, Winograd::Two, Winograd::Four);
     let (direct, small, large, wide) = ("direct", "winograd 2x2", "winograd 4x4", "winograd 2x2 of 5x5");
-    for (batch, points, taps, winograd, said) in [
+    let kept =
+        |(batch, points, taps, winograd, said)| (Problem { batch, points, taps, padding: taps / 2, winograd }, said);
+    let unpadded = |batch, points, taps, winograd, said| (Problem { batch, points, taps, padding: 0, winograd }, said);
+    let padded = [
         (24, 8, 3, four, [large, large, large]),
         (16, 8, 3, four, [large, large, direct]),
         // Leaves of two and of three samples: the larger ones count.
@@ -87,9 +94,15 @@ fn a_pass_has_the_products_of_the_algorithm_it_is_said_to_have() {
         (8, 6, 5, four, [wide, wide, direct]),
         (24, 8, 5, two, [direct, direct, direct]),
         (24, 8, 3, off, [direct, direct, direct]),
-    ] {
-        let problem = Problem { batch, points, taps, winograd };
-        let name = format!("batch {batch}, {points} points, {taps} taps, {winograd:?}");
+    ];
+    let others = [
+        // The input has more tiles than the output: 36 of 2 x 2 points, too many, and 9 of 4 x 4.
+        unpadded(8, 12, 5, four, [wide, wide, wide]),
+        unpadded(24, 10, 3, four, [large, large, large]),
+        unpadded(8, 12, 5, two, [direct, direct, direct]),
+    ];
+    for (problem, said) in padded.into_iter().map(kept).chain(others) {
+        let name = format!("{problem:?}");
         assert_eq!(problem.algorithms(), said, "{name}");
         for (share, said) in problem.products().into_iter().zip(said) {
             // Direct passes may leave taps out that read zeros beyond the edges.

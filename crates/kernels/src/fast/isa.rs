@@ -287,7 +287,9 @@ macro_rules! instantiate {
             instantiate!(@one $size, gradient, $simd, $feature);
             instantiate!(@one $size, weight, $simd, $feature);
             instantiate!(@one $size, weight_gradient, $simd, $feature);
-            pub const ALL: Transforms = Transforms { input, output, gradient, weight, weight_gradient };
+            instantiate!(@adding $size, input_gradient, $simd, $feature);
+            pub const ALL: Transforms =
+                Transforms { input, output, gradient, weight, weight_gradient, input_gradient };
         }
     };
     (@one $size:ident, $name:ident, $simd:ty, ($($feature:literal)?)) => {
@@ -295,6 +297,13 @@ macro_rules! instantiate {
         unsafe fn $name(source: *const f32, from: Distances, target: *mut f32, to: Distances, after: &After) {
             let f = |x| unsafe { transforms::$size::$name::<$simd>(x) };
             unsafe { transforms::two_sided::<$simd, _, _>(f, source, from, target, to, after) }
+        }
+    };
+    (@adding $size:ident, $name:ident, $simd:ty, ($($feature:literal)?)) => {
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn $name(source: *const f32, from: Distances, target: *mut f32, to: Distances) {
+            let f = |x| unsafe { transforms::$size::$name::<$simd>(x) };
+            unsafe { transforms::two_sided_added::<$simd, _, _>(f, source, from, target, to) }
         }
     };
 }

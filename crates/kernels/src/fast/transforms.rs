@@ -3,7 +3,8 @@
 //! A two-dimensional transform applies a one-dimensional one to columns, then to rows. Each of these is written out with
 //! what even and odd terms share: as products with matrices of constants they were three times slower.
 //!
-//! With V = input(x), U = weight(w), D = gradient(dy): `y = output(sum of V U)`, `dw = weight_gradient(sum of V D)`.
+//! With V = input(x), U = weight(w), D = gradient(dy): `y = output(sum of V U)`, `dw = weight_gradient(sum of V D)`,
+//! `dx = input_gradient(sum of U D)`, window by window.
 
 use super::simd::Simd;
 use crate::BLOCK;
@@ -13,6 +14,9 @@ pub type Distances = (usize, usize);
 
 /// A transform of one window of lines: from, distances, to, distances, and what is done to every result.
 pub type Transform = unsafe fn(*const f32, Distances, *mut f32, Distances, &After);
+
+/// A transform whose results are added to what is there.
+pub type Adding = unsafe fn(*const f32, Distances, *mut f32, Distances);
 
 /// What is done to every result of a transform.
 pub struct After {
@@ -38,6 +42,8 @@ pub struct Transforms {
     pub weight: Transform,
     /// Of sums back to the gradient of weights, `n²` to `r²`.
     pub weight_gradient: Transform,
+    /// Of sums back to the gradient of an input window, `n²` to `n²`: windows overlap.
+    pub input_gradient: Adding,
 }
 
 // What follows is register arithmetic: its only condition is that the instruction set is there.
@@ -115,6 +121,24 @@ pub mod four {
             [first, ma::<S>(-1. / 6., d1, scale::<S>(1. / 12., d2)), ma::<S>(1. / 6., S::sub(s2, s1), m[5])]
         }
     }
+
+    #[inline(always)]
+    pub unsafe fn input_gradient<S: Simd>(m: [S::V; 6]) -> [S::V; 6] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s1, d1) = both::<S>(m[1], m[2]);
+            let (s2, d2) = both::<S>(m[3], m[4]);
+            let (s1, d2) = (S::add(m[0], s1), scale::<S>(2., d2));
+            [
+                scale::<S>(4., m[0]),
+                ma::<S>(4., S::sub(m[5], d1), S::sub(S::zero(), d2)),
+                ma::<S>(-4., s1, S::sub(S::sub(S::zero(), m[0]), s2)),
+                ma::<S>(-5., m[5], S::add(d1, d2)),
+                S::add(s1, s2),
+                m[5],
+            ]
+        }
+    }
 }
 
 /// F(2, 3) on the points 0, 1, −1, infinity.
@@ -156,12 +180,21 @@ pub mod two {
             [S::add(m[0], s), d, S::add(s, m[3])]
         }
     }
+
+    #[inline(always)]
+    pub unsafe fn input_gradient<S: Simd>(m: [S::V; 4]) -> [S::V; 4] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s, d) = both::<S>(m[1], m[2]);
+            [m[0], S::add(d, m[3]), S::sub(s, m[0]), S::sub(S::zero(), m[3])]
+        }
+    }
 }
 
-/// F(2, 5) on the points of F(4, 3): inputs are transformed as there.
+/// F(2, 5) on the points of F(4, 3): inputs and their gradients are transformed as there.
 pub mod wide {
     use super::*;
-    pub use four::input;
+    pub use four::{input, input_gradient};
 
     #[inline(always)]
     pub unsafe fn output<S: Simd>(m: [S::V; 6]) -> [S::V; 2] {
@@ -229,20 +262,38 @@ pub unsafe fn two_sided<S: Simd, const C: usize, const R: usize>(
 ) {
     // SAFETY: the caller's promise; a line has 16 floats.
     unsafe {
-        let add = |value, v| S::add(value, S::load(after.line.add(v)));
+        let add = |value, v, _: *mut f32| S::add(value, S::load(after.line.add(v)));
         match after {
             After { line, clamp: None } if line.is_null() => {
-                sides::<S, C, R>(f, source, from, target, to, |value, _| value)
+                sides::<S, C, R>(f, source, from, target, to, |value, _, _| value)
             }
             After { clamp: None, .. } => sides::<S, C, R>(f, source, from, target, to, add),
-            &After { line, clamp: Some([low, high]) } => sides::<S, C, R>(f, source, from, target, to, |value, v| {
-                S::clamp(if line.is_null() { value } else { add(value, v) }, low, high)
-            }),
+            &After { line, clamp: Some([low, high]) } => {
+                sides::<S, C, R>(f, source, from, target, to, |value, v, held| {
+                    S::clamp(if line.is_null() { value } else { add(value, v, held) }, low, high)
+                })
+            }
         }
     }
 }
 
-/// The same; `after` sees each vector of a result, and its first lane.
+/// The same, added to what is there.
+///
+/// # Safety
+/// The instruction set is there, and all these lines may be read and written.
+#[inline(always)]
+pub unsafe fn two_sided_added<S: Simd, const C: usize, const R: usize>(
+    f: impl Fn([S::V; C]) -> [S::V; R],
+    source: *const f32,
+    from: Distances,
+    target: *mut f32,
+    to: Distances,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { sides::<S, C, R>(f, source, from, target, to, |value, _, held| S::add(S::load(held), value)) }
+}
+
+/// The same; `after` sees each vector of a result, its first lane, and where it will be.
 ///
 /// # Safety
 /// The instruction set is there, and all these lines may be read and written.
@@ -253,7 +304,7 @@ unsafe fn sides<S: Simd, const C: usize, const R: usize>(
     from: Distances,
     target: *mut f32,
     to: Distances,
-    after: impl Fn(S::V, usize) -> S::V,
+    after: impl Fn(S::V, usize, *mut f32) -> S::V,
 ) {
     for v in (0..BLOCK).step_by(S::LANES) {
         // SAFETY: the caller's promise.
@@ -270,7 +321,8 @@ unsafe fn sides<S: Simd, const C: usize, const R: usize>(
             }
             for (i, row) in columns.into_iter().enumerate() {
                 for (j, value) in f(row).into_iter().enumerate() {
-                    S::store(target.add(i * to.0 + j * to.1 + v), after(value, v));
+                    let held = target.add(i * to.0 + j * to.1 + v);
+                    S::store(held, after(value, v, held));
                 }
             }
         }

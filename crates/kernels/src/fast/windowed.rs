@@ -105,9 +105,14 @@ impl Windowed {
         suits.then_some(height.kernel)
     }
 
-    /// Which size does a pass over such targets (outputs, or the input's gradient), if any.
-    fn winograd(&self, g: &Geometry, target: Shape) -> Option<Size> {
-        Size::choose(g.winograd, self.square()?, target, g.output.shape)
+    /// Which size does forward, if any.
+    fn winograd(&self, g: &Geometry) -> Option<Size> {
+        Size::choose(g.winograd, self.square()?, g.output.shape)
+    }
+
+    /// The same for the input gradient, and how.
+    fn winograd_for_input(&self, g: &Geometry) -> Option<(Size, Direction)> {
+        Size::choose_for_input(g.winograd, self.square()?, g.inputs[0].shape, g.output.shape)
     }
 
     /// The same for the weight gradient.
@@ -119,6 +124,15 @@ impl Windowed {
         [1, 2].map(|i| self.windows[i].before as isize)
     }
 
+    /// The outputs whose square windows touch a part of the input.
+    fn reached(&self, part: &Region, output: Shape) -> Region {
+        [Axis::Height, Axis::Width].into_iter().zip(&self.windows[1..]).fold(*part, |reached, (axis, window)| {
+            let ((start, end), before) = (part.range(axis), window.before as isize);
+            let first = start + before + 1 - window.kernel as isize;
+            reached.with(axis, first.max(0), (end + before).min(output.along(axis) as isize))
+        })
+    }
+
     /// Least and greatest output.
     fn clamp(&self, g: &Geometry) -> Option<[f32; 2]> {
         if g.rectified { Some([0.0, f32::INFINITY]) } else { self.clamp }
@@ -126,13 +140,14 @@ impl Windowed {
 
     /// Calls `f` with forward as Winograd does it, if it does.
     fn winograd_forward<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Convolution) -> T) -> Option<T> {
-        let size = self.winograd(g, g.output.shape)?;
+        let size = self.winograd(g)?;
         Some(f(&winograd::Convolution {
             size,
             direction: Direction::Forward,
             source: (Operand::Input(0), &g.inputs[0].layout),
             target: (Operand::Output, &g.output.layout),
             region: &g.region,
+            tiled: &g.region,
             before: self.before(),
             bias: self.adds_bias(g).then_some(Operand::Parameter(1)),
             accumulate: false,
@@ -144,17 +159,22 @@ impl Windowed {
         }))
     }
 
-    /// The same with the input gradient: a convolution of the output's gradient.
+    /// The same with the input gradient: a convolution of the output's gradient, or forward's adjoint.
     fn winograd_backward<T>(&self, g: &Geometry, f: impl FnOnce(&winograd::Convolution) -> T) -> Option<T> {
-        let size = self.winograd(g, g.inputs[0].shape)?;
+        let (size, direction) = self.winograd_for_input(g)?;
         let (layout, region) = g.input_gradients[0].as_ref()?;
+        let (tiled, before) = match direction {
+            Direction::Adjoint => (self.reached(region, g.output.shape), self.before()),
+            _ => (*region, [1, 2].map(|i| self.windows[i].kernel as isize - 1 - self.windows[i].before as isize)),
+        };
         Some(f(&winograd::Convolution {
             size,
-            direction: Direction::Backward,
+            direction,
             source: (Operand::OutputGradient, gradient(g)),
             target: (Operand::InputGradient(0), layout),
             region,
-            before: [1, 2].map(|i| self.windows[i].kernel as isize - 1 - self.windows[i].before as isize),
+            tiled: &tiled,
+            before,
             bias: None,
             accumulate: g.accumulate[0],
             clamp: None,
@@ -387,14 +407,14 @@ impl Fast for Windowed {
     }
 
     fn grain(&self, g: &Geometry) -> usize {
-        self.winograd(g, g.output.shape).map_or(1, Size::tile)
+        self.winograd(g).map_or(1, Size::tile)
     }
 
     fn algorithm(&self, pass: Pass, g: &Geometry) -> Option<&'static str> {
         let winograd = match pass {
-            Pass::Forward => self.winograd(g, g.output.shape),
+            Pass::Forward => self.winograd(g),
             Pass::WeightGradient(0) => self.winograd_for_weights(g),
-            Pass::InputGradient(_) => self.winograd(g, g.inputs[0].shape),
+            Pass::InputGradient(_) => self.winograd_for_input(g).map(|(size, _)| size),
             _ => return None,
         };
         Some(match winograd {

@@ -1,8 +1,10 @@
-//! Convolutions in the transform domain: forward, and the input gradient on transposed, flipped weights.
+//! Convolutions in the transform domain: forward, and the input gradient on transposed, flipped weights; or on transposed ones, ending with
+//! `adjoint.rs`.
 //!
 //! Where a batch norm reads the target, its sums are made strip by strip while the strip is near: a worker's tiles are then those of whole
 //! strips.
 
+use super::adjoint::{self, Overlaps};
 use super::{FEWEST_TILES, Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, parts, plane};
 use crate::fast::isa::{Isa, isa};
 use crate::fast::norm::COLUMNS;
@@ -32,7 +34,7 @@ const STAGED_BYTES: usize = 96 << 20;
 const NEAR_PLANES: usize = 512 << 10;
 /// Weights in planes that stay in the caches from one block of tiles to the next: with 128 channels on 1024 tiles and more a fused
 /// pass is faster by 5 to 30 %, with 256 and more not.
-const NEAR_WEIGHTS: usize = 4 << 20;
+pub(super) const NEAR_WEIGHTS: usize = 4 << 20;
 
 /// Which weights a convolution uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub enum Direction {
     Forward,
     /// Transposed and flipped, for the input gradient.
     Backward,
+    /// Transposed, for the input gradient as forward's adjoint.
+    Adjoint,
 }
 
 /// A convolution, described.
@@ -50,7 +54,9 @@ pub struct Convolution<'s> {
     pub target: (Operand, &'s Layout),
     /// The part of the target to compute.
     pub region: &'s Region,
-    /// How far before its targets a window begins along height and width.
+    /// What is cut into tiles: that part, or for the adjoint the part of the source that reaches it.
+    pub tiled: &'s Region,
+    /// How far before its tile a window begins along height and width.
     pub before: [isize; 2],
     pub bias: Option<Operand>,
     pub accumulate: bool,
@@ -71,16 +77,17 @@ impl Convolution<'_> {
         let (outer, inner) = (self.pairs.outer.blocks(), self.pairs.inner.blocks());
         match self.direction {
             Direction::Forward => (inner, outer),
-            Direction::Backward => (outer, inner),
+            Direction::Backward | Direction::Adjoint => (outer, inner),
         }
     }
 
     /// Whether each step is a stage of its own: always where tiles are too few for workers to have blocks of them; else where
     /// weights are many and planes are not too large.
     fn staged(&self) -> bool {
-        let tiles = Grid::new(self.region, self.size).len();
+        let tiles = Grid::new(self.tiled, self.size).len();
         let (weights, of_tile) = self.bytes();
-        forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && tiles * of_tile <= STAGED_BYTES)
+        self.direction != Direction::Adjoint
+            && forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && tiles * of_tile <= STAGED_BYTES)
     }
 
     /// Tiles that a fused pass takes at once.
@@ -180,7 +187,7 @@ impl Sums {
     /// If they are wanted, and strips are whole rows of tiles in one plane.
     fn new(spec: &Convolution) -> Option<Sums> {
         let strips = spec.sums.clone()?;
-        let (grid, tile) = (Grid::new(spec.region, spec.size), spec.size.tile());
+        let (grid, tile) = (Grid::new(spec.tiled, spec.size), spec.size.tile());
         let [_, _, depth, height, width] = spec.region.shape().0;
         let rows = strips.rows_of_strip.min(height);
         if depth != 1 || spec.accumulate || strips.count > 1 && !rows.is_multiple_of(tile) {
@@ -230,14 +237,19 @@ struct Convolve {
     accumulate: bool,
     clamp: Option<[f32; 2]>,
     windows: Windows,
+    region: Region,
     layout: Layout,
+    /// How the adjoint's results are added.
+    overlaps: Option<Overlaps>,
     inner: usize,
     outer: usize,
     /// The targets' channels.
     side: Side,
     sums: Option<Sums>,
-    /// Tiles of a worker's part, which are whole strips where sums are made.
+    /// Tiles of a worker's part, which are whole strips where sums are made and whole planes of a sample for the adjoint; and how many
+    /// target blocks.
     parts: Vec<Range<usize>>,
+    outer_at_once: usize,
     /// How many are taken at once, and the offsets of their lines.
     block: usize,
     offsets: Vec<u32>,
@@ -246,20 +258,27 @@ struct Convolve {
 
 impl Convolve {
     fn new(spec: &Convolution) -> Convolve {
-        let grid = Grid::new(spec.region, spec.size);
+        let grid = Grid::new(spec.tiled, spec.size);
         assert!(spec.source.1.block == BLOCK, "bug: a narrow image in the transform domain");
         let (inner, outer) = spec.blocks();
         let (channels, side) = match spec.direction {
             Direction::Forward => (spec.pairs.inner.channels, spec.pairs.outer),
-            Direction::Backward => (spec.pairs.outer.channels, spec.pairs.inner),
+            Direction::Backward | Direction::Adjoint => (spec.pairs.outer.channels, spec.pairs.inner),
         };
         let (sums, most) = (Sums::new(spec), if spec.staged() { grid.len() } else { spec.at_once() });
-        let parts = match &sums {
-            Some(sums) if !spec.staged() => sums.cut(most),
-            _ => parts(0..grid.len(), most).collect(),
+        let overlaps = (spec.direction == Direction::Adjoint).then(|| Overlaps::new(spec));
+        let (parts, outer_at_once) = match (&sums, &overlaps) {
+            (_, Some(_)) => adjoint::cut(&grid, spec.size, most, (inner, outer)),
+            (Some(sums), None) if !spec.staged() => (sums.cut(most), outer),
+            _ => (parts(0..grid.len(), most).collect(), outer),
         };
         let block = parts.iter().map(|part| even(part.len(), most)).max().unwrap_or(0);
         let isa = isa();
+        let transforms = spec.size.transforms(isa);
+        let (transform, size, before) = match spec.direction {
+            Direction::Adjoint => (transforms.gradient, spec.size.tile(), [0, 0]),
+            _ => (transforms.input, spec.size.window(), spec.before),
+        };
         Convolve {
             isa,
             size: spec.size,
@@ -273,18 +292,21 @@ impl Convolve {
             windows: Windows {
                 grid,
                 layout: spec.source.1.clone(),
-                transform: spec.size.transforms(isa).input,
-                size: spec.size.window(),
+                transform,
+                size,
                 window: spec.size.window(),
-                before: spec.before,
-                longer: spec.size.taps() as isize - 1,
+                before,
+                longer: (size - spec.size.tile()) as isize,
             },
+            region: *spec.region,
+            overlaps,
             layout: spec.target.1.clone(),
             inner,
             outer,
             side,
             sums,
             parts,
+            outer_at_once,
             block,
             offsets: lines(block),
             // Filler channels are passed over.
@@ -321,7 +343,7 @@ impl Convolve {
     }
 
     fn target_bytes(&self) -> f64 {
-        (4 * self.windows.grid.region.len()) as f64
+        (4 * self.region.len()) as f64
     }
 
     /// Products of one plane for some target blocks: `from` and `to` are that plane's source and target lines.
@@ -408,9 +430,13 @@ impl Convolve {
 
     /// One target block of some tiles, from planes `distance` apart whose first line is `from`'s.
     fn output(&self, o: usize, tiles: Range<usize>, from: &[f32], distance: usize, operands: &Operands) {
+        let slot = operands.slot(self.target);
+        if let Some(overlaps) = &self.overlaps {
+            // SAFETY: all windows of these tiles' planes are, in this block, ours alone.
+            return unsafe { overlaps.add(&self.windows.grid, o, tiles, (from, distance), slot) };
+        }
         let transform = self.size.transforms(self.isa).output;
         let (tile, window) = (self.size.tile(), self.size.window());
-        let slot = operands.slot(self.target);
         let target = slot.data as *mut f32;
         let line = self.bias.map_or(null(), |bias| operands.floats(bias)[o * BLOCK..][..BLOCK].as_ptr());
         let after = &After { line, clamp: self.clamp };
@@ -449,14 +475,19 @@ struct Fused(Convolve);
 
 impl Fused {
     fn tiles(&self) -> usize {
-        self.0.parts.len()
+        self.0.parts.len() * self.times()
+    }
+    /// How often a part's source is brought to planes: for some target blocks each time.
+    fn times(&self) -> usize {
+        self.0.outer.div_ceil(self.0.outer_at_once)
     }
     fn scratch(&self) -> usize {
         self.0.planes(self.0.inner) + self.0.planes(self.0.outer)
     }
     fn work(&self) -> Work {
         let c = &self.0;
-        Work { flops: c.flops(), bytes: c.source_bytes() + c.target_bytes() + c.weight_bytes() }
+        let source_bytes = self.times() as f64 * c.source_bytes();
+        Work { flops: c.flops(), bytes: source_bytes + c.target_bytes() + c.weight_bytes() }
     }
 }
 
@@ -467,18 +498,20 @@ impl Kernel for Fused {
         let data = operands.floats(c.source);
         let weights = operands.floats(c.weights);
         let (p, q) = (plane(c.inner * c.block), plane(c.outer * c.block));
-        for tiles in parts(c.parts[tile].clone(), c.block) {
+        let (first, part) = (tile / c.parts.len() * c.outer_at_once, &c.parts[tile % c.parts.len()]);
+        let blocks = first..(first + c.outer_at_once).min(c.outer);
+        for tiles in parts(part.clone(), c.block) {
             // SAFETY: all planes of these tiles are in scratch.
             unsafe { c.windows.transform(data, 0..c.inner, tiles.clone(), from.as_mut_ptr(), (p, c.block * BLOCK)) };
             for plane in 0..c.size.planes() {
                 let (from, to) = (&from[plane * p..(plane + 1) * p], to[plane * q..(plane + 1) * q].as_mut_ptr());
                 // SAFETY: scratch is ours.
-                unsafe { c.products(plane, 0..c.outer, tiles.len(), from, weights, to) };
+                unsafe { c.products(plane, blocks.clone(), tiles.len(), from, weights, to) };
             }
-            (0..c.outer).for_each(|o| c.output(o, tiles.clone(), &to[o * c.block * BLOCK..], q, operands));
+            blocks.clone().for_each(|o| c.output(o, tiles.clone(), &to[o * c.block * BLOCK..], q, operands));
         }
         if let Some(sums) = &c.sums {
-            sums.of(&c.parts[tile]).for_each(|strip| (0..c.outer).for_each(|o| c.sum(sums, strip, o, operands)));
+            sums.of(part).for_each(|strip| blocks.clone().for_each(|o| c.sum(sums, strip, o, operands)));
         }
     }
 }
@@ -615,20 +648,22 @@ impl Kernel for Weights {
         // SAFETY: a tile writes the panel of its own outer block.
         let to = unsafe { operands.floats_mut(self.to, tile * self.panel()..(tile + 1) * self.panel()) };
         let transform = self.size.transforms(self.isa).weight;
-        let mut flipped = [0f32; 25 * PAIR];
+        let mut transposed = [0f32; 25 * PAIR];
         let (taps_along, per_pair) = (self.size.taps(), self.size.weights());
-        let flipped = &mut flipped[..per_pair];
+        let transposed = &mut transposed[..per_pair];
         for inner in 0..self.inner {
             let pair = match self.direction {
                 Direction::Forward => self.pairs.number(tile, inner),
-                Direction::Backward => self.pairs.number(inner, tile),
+                Direction::Backward | Direction::Adjoint => self.pairs.number(inner, tile),
             };
             let mut taps = &weights[pair * per_pair..][..per_pair];
-            if self.direction == Direction::Backward {
-                for (from, to) in taps.chunks_exact(PAIR).rev().zip(flipped.chunks_exact_mut(PAIR)) {
-                    self.isa.transpose(from, to);
+            if self.direction != Direction::Forward {
+                let count = taps_along * taps_along;
+                for (tap, to) in transposed.chunks_exact_mut(PAIR).enumerate() {
+                    let tap = if self.direction == Direction::Backward { count - 1 - tap } else { tap };
+                    self.isa.transpose(&taps[tap * PAIR..][..PAIR], to);
                 }
-                taps = &*flipped;
+                taps = &*transposed;
             }
             let distance = plane(self.inner * BLOCK);
             for line in (0..PAIR).step_by(BLOCK) {

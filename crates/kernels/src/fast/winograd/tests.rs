@@ -1,6 +1,6 @@
 //! Winograd's convolutions against the reference, and what may not change a bit.
 
-use super::{FORCED, Size};
+use super::{Direction, FORCED, Size};
 use crate::fast::isa::{self, Set};
 use crate::fast::twin;
 use crate::fast::windowed::{FORWARD, GRADIENT};
@@ -9,13 +9,17 @@ use crate::{Layout, Mode, Pass, Winograd};
 use convoy_net::layers::{Activation, Convolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
-/// A random layer and input, with so many taps along an axis. `even`: the output's sizes are multiples of 8, so that halves are whole tiles.
+/// A random layer and input, with so many taps along an axis; one in three has no padding, and fewer tiles of the output than of
+/// the input. `even`: the output's sizes are multiples of 8, so that halves are whole tiles.
 fn problem(seed: u64, taps: usize, even: bool) -> Option<Problem> {
     let mut numbers = Numbers::new(seed);
-    let padding: Vec<[usize; 2]> = (0..2).map(|_| [numbers.below(4), numbers.below(3)]).collect();
+    let padded = numbers.below(3) > 0;
+    let most = if padded { [4, 3] } else { [1, 1] };
+    let padding: Vec<[usize; 2]> = (0..2).map(|_| most.map(|most| numbers.below(most))).collect();
     let mut size = |axis: usize| match even {
         true => 8 * (1 + numbers.below(2)) + taps - 1 - padding[axis].iter().sum::<usize>(),
-        false => 1 + numbers.below(14),
+        false if padded => 1 + numbers.below(14),
+        false => 4 * (1 + numbers.below(2)) - numbers.below(2) + taps - 1,
     };
     let (h, w) = (size(0), size(1));
     let (channels, filters) = (16 + numbers.below(25), 16 + numbers.below(25));
@@ -55,6 +59,14 @@ fn problems(count: u64, even: bool) -> impl Iterator<Item = Problem> {
 /// Of both kinds of windows.
 fn all_problems(count: u64, even: bool) -> impl Iterator<Item = Problem> {
     problems(count, even).chain((0..count).filter_map(move |seed| problem(seed, 5, even)))
+}
+
+/// The size of an input gradient that is forward's adjoint, if this one is.
+fn adjoint(problem: &Problem) -> Option<Size> {
+    let Kind::Convolution(layer) = &problem.kind else { panic!("{problem:?}") };
+    let taps = layer.windows.along(2).0;
+    let (size, direction) = Size::choose_for_input(problem.winograd, taps, problem.inputs[0], problem.output())?;
+    (direction == Direction::Adjoint).then_some(size)
 }
 
 /// Both ways to go through the stages.
@@ -121,6 +133,19 @@ fn problems_have_several_tiles() {
     }
 }
 
+/// Of every size, some input gradients are forward's adjoint, with and without a gradient that is there already.
+#[test]
+fn problems_have_adjoints() {
+    let problems: Vec<Problem> = problems(16, false).map(two).chain(all_problems(16, false).map(four)).collect();
+    for size in [Size::Four, Size::Two, Size::Wide] {
+        let adjoints: Vec<&Problem> = problems.iter().filter(|p| adjoint(p) == Some(size)).collect();
+        let tiles = |p: &Problem| p.stages().last().map_or(0, |stage| stage.tiles);
+        let several = adjoints.iter().filter(|p| tiles(p) >= 3).count();
+        let added = adjoints.iter().filter(|p| p.accumulate).count();
+        assert!(several >= 3 && (added > 0 || size != Size::Two), "{size:?}: {} {several} {added}", adjoints.len());
+    }
+}
+
 #[test]
 fn stages_tile_orders_and_instruction_sets_agree_to_the_bit() {
     for problem in all_problems(16, false) {
@@ -138,9 +163,21 @@ fn stages_tile_orders_and_instruction_sets_agree_to_the_bit() {
     }
 }
 
-/// Parts of an input's gradient, cut between tiles.
+/// Whether all tiles of forward's adjoint whose windows touch point `at` along an axis are read in full by `part`.
+fn whole_tiles(problem: &Problem, size: Size, axis: Axis, part: (isize, isize), at: isize) -> bool {
+    let Kind::Convolution(layer) = &problem.kind else { panic!("{problem:?}") };
+    let (taps, _, _, [before, _]) = layer.windows.along(axis as usize - Axis::Depth as usize);
+    let (taps, before, output) = (taps as isize, before as isize, problem.output().along(axis) as isize);
+    let (tile, window) = (size.tile() as isize, size.window() as isize);
+    let (first, end) = ((part.0 + before + 1 - taps).max(0), (part.1 + before).min(output));
+    let touches = |start: &isize| (start - before..start - before + window).contains(&at);
+    (0..output).step_by(tile as usize).filter(touches).all(|s| first <= s && (s + tile).min(output) <= end)
+}
+
+/// Parts of an input's gradient, cut between tiles; of forward's adjoint, whose windows overlap, where they read whole tiles.
 #[test]
 fn parts_of_an_input_gradient_have_the_bits_of_the_whole() {
+    let (mut same, mut others) = (0, 0);
     for problem in all_problems(16, false).map(four) {
         let values = problem.values();
         let whole = problem.fast(&values).gradients.expect("training").inputs.remove(0);
@@ -152,17 +189,34 @@ fn parts_of_an_input_gradient_have_the_bits_of_the_whole() {
             if size < 5 || computed != Region::whole(problem.inputs[0]) {
                 continue;
             }
-            let mut sum = vec![0.0; whole.data.len()];
+            let along = whole.indices().map(|at| at[axis as usize] as isize);
+            let along: Vec<isize> = along.collect();
             for (start, end) in [(0, 4), (4, size)] {
                 let part = computed.with(axis, start, end);
                 let mut geometry = geometry.clone();
                 geometry.input_gradients[0] = Some((Layout::blocked(part), part));
                 let part = problem.fast_with(&values, &geometry).gradients.expect("training").inputs.remove(0);
-                sum.iter_mut().zip(&part.data).for_each(|(a, b)| *a += b);
+                let largest = whole.data.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
+                for ((&at, &found), &wanted) in along.iter().zip(&part.data).zip(&whole.data) {
+                    if !(start..end).contains(&at) {
+                        continue;
+                    }
+                    match adjoint(&problem).filter(|_| axis != Axis::Sample) {
+                        Some(size) if !whole_tiles(&problem, size, axis, (start, end), at) => {
+                            others += usize::from(found != wanted);
+                            let error = (found - wanted).abs() / largest;
+                            assert!(error <= problem.tolerance, "{axis:?} {at}: {error}\n{problem:#?}");
+                        }
+                        adjoint => {
+                            same += usize::from(adjoint.is_some());
+                            assert_eq!(found, wanted, "{axis:?} {at}\n{problem:#?}");
+                        }
+                    }
+                }
             }
-            assert_eq!(sum, whole.data, "{axis:?}\n{problem:#?}");
         }
     }
+    assert!(same > 0 && others > 0, "adjoints: {same} points of whole tiles, {others} with other bits");
 }
 
 /// Ranks that hold whole subtrees of the batch get the bits of one rank.
@@ -207,19 +261,29 @@ fn errors(found: &Outcome, reference: &Outcome) -> [f64; 3] {
 /// Errors against double precision, as multiples of the direct convolution's: what [`Winograd`] states.
 #[test]
 fn rounding_errors_are_as_stated() {
-    let shapes = [(Shape([2, 32, 1, 16, 16]), 32), (Shape([8, 16, 1, 8, 12]), 64), (Shape([1, 64, 1, 24, 20]), 16)];
+    let shapes = [(Shape([2, 32, 1, 16, 16]), 32), (Shape([8, 16, 1, 8, 12]), 64), (Shape([1, 64, 1, 16, 20]), 16)];
     for (shape, filters) in shapes {
-        for (taps, settings) in [
-            (3, &[(Winograd::Two, "winograd 2x2", [1.2; 3]), (Winograd::Four, "winograd 4x4", [5.0; 3])][..]),
-            (5, &[(Winograd::Four, "winograd 2x2 of 5x5", [4.0, 4.0, 7.5])][..]),
+        let two = |most| (Winograd::Two, "winograd 2x2", most);
+        let four = |most| (Winograd::Four, "winograd 4x4", most);
+        let wide = |most| (Winograd::Four, "winograd 2x2 of 5x5", most);
+        // Without padding, of the same outputs, input gradients are forward's adjoint.
+        for (taps, padding, settings) in [
+            (3, 1, vec![two([1.2; 3]), four([5.0; 3])]),
+            (5, 2, vec![wide([4.0, 4.0, 7.5])]),
+            (3, 0, vec![two([1.2; 3]), four([5.0; 3])]),
+            (5, 0, vec![wide([4.0, 4.0, 7.5])]),
         ] {
-            let layer = Convolution::new(filters, &[taps, taps]).padding(taps / 2).no_bias();
+            let layer = Convolution::new(filters, &[taps, taps]).padding(padding).no_bias();
+            let [n, c, d, h, w] = shape.0;
+            let larger = taps - 1 - 2 * padding;
+            let shape = Shape([n, c, d, h + larger, w + larger]);
             let problem = Problem::new(Kind::Convolution(layer), &[shape]);
             let values = problem.values();
             let reference = problem.reference(&values);
             let direct = errors(&problem.fast(&values), &reference);
-            for &(winograd, algorithm, most) in settings {
+            for (winograd, algorithm, most) in settings {
                 let problem = Problem { winograd, ..problem.clone() };
+                assert_eq!(adjoint(&problem).is_some(), padding == 0);
                 let geometry = problem.geometry();
                 let found = errors(&problem.fast(&values), &reference);
                 for (i, pass) in PASSES.into_iter().enumerate() {
@@ -235,7 +299,7 @@ fn rounding_errors_are_as_stated() {
 #[test]
 fn the_size_follows_from_the_output() {
     let shape = |h, w| Shape([1, 16, 1, h, w]);
-    let size = |setting, h, w| Size::choose(setting, 3, shape(h, w), shape(h, w));
+    let size = |setting, h, w| Size::choose(setting, 3, shape(h, w));
     assert_eq!(size(Winograd::Four, 56, 56), Some(Size::Four));
     assert_eq!(size(Winograd::Four, 7, 7), Some(Size::Four));
     assert_eq!(size(Winograd::Four, 5, 5), Some(Size::Two), "as many products, and it rounds less");
@@ -243,9 +307,18 @@ fn the_size_follows_from_the_output() {
     assert_eq!(size(Winograd::Four, 1, 1), None);
     assert_eq!(size(Winograd::Two, 56, 56), Some(Size::Two));
     assert_eq!(size(Winograd::Off, 56, 56), None);
-    let wide = |setting| Size::choose(setting, 5, shape(8, 8), shape(8, 8));
+    let wide = |setting| Size::choose(setting, 5, shape(8, 8));
     assert_eq!([Winograd::Four, Winograd::Two, Winograd::Off].map(wide), [Some(Size::Wide), None, None]);
-    assert_eq!(Size::choose(Winograd::Four, 4, shape(8, 8), shape(8, 8)), None);
-    let back = |size: usize| Size::choose(Winograd::Four, 5, shape(size + 4, size + 4), shape(size, size));
-    assert_eq!([8, 24].map(back), [None, Some(Size::Wide)], "without padding the input is larger than the output");
+    assert_eq!(Size::choose(Winograd::Four, 4, shape(8, 8)), None);
+    let back = |taps, input: usize, output: usize| {
+        Size::choose_for_input(Winograd::Four, taps, shape(input, input), shape(output, output))
+    };
+    assert_eq!(back(5, 12, 8), Some((Size::Wide, Direction::Adjoint)), "without padding the output has fewer tiles");
+    assert_eq!(back(5, 8, 8), Some((Size::Wide, Direction::Backward)));
+    assert_eq!(back(5, 8, 12), Some((Size::Wide, Direction::Backward)), "with more padding the input has");
+    assert_eq!(back(3, 12, 10), Some((Size::Four, Direction::Backward)), "as many");
+    assert_eq!(back(3, 10, 8), Some((Size::Four, Direction::Adjoint)));
+    assert_eq!(back(3, 42, 40), Some((Size::Four, Direction::Adjoint)));
+    assert_eq!(back(3, 58, 56), Some((Size::Four, Direction::Backward)), "not by a sixth");
+    assert_eq!(back(3, 3, 1), None);
 }
