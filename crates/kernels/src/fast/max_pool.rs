@@ -234,8 +234,8 @@ struct InputGradient {
     source: Source,
     target: Target,
     rows: Rows,
-    /// For each column, the outputs whose windows lie over it, counted from the region's first, and the taps.
-    over: Lists<(usize, usize)>,
+    /// Along each axis of space, for each input: the outputs whose windows lie over it, counted from the region's first, and the taps.
+    over: [Lists<(usize, usize)>; 3],
 }
 
 impl InputGradient {
@@ -247,11 +247,15 @@ impl InputGradient {
             "bug: max pooling computes gradients of other channels than it computed"
         );
         let pool = Pool::new(layer, g);
-        let (window, outputs, columns) = (pool.windows[2], pool.rows.columns(), region.range(Axis::Width));
-        let over = move |i| window.over(i, outputs).map(move |(o, tap)| ((o - outputs.0) as usize, tap));
+        let over = [0, 1, 2].map(|space| {
+            let (window, axis) = (pool.windows[space], Axis::SPACE[space]);
+            let (outputs, inputs) = (pool.rows.region.range(axis), region.range(axis));
+            let over = move |i| window.over(i, outputs).map(move |(o, tap)| ((o - outputs.0) as usize, tap));
+            Lists::new((inputs.0..inputs.1).map(over))
+        });
         InputGradient {
             pool,
-            over: Lists::new((columns.0..columns.1).map(over)),
+            over,
             source: Source::new(output_gradient(g), g.region.range(Axis::Channel)),
             target: Target::input_gradient(g, 0),
             rows: Rows::new(region, 2),
@@ -275,50 +279,78 @@ impl InputGradient {
         let (seen, filled) = scratch.split_at_mut(self.source.scratch(self.seen()));
         let (samples, columns) = (self.pool.rows.region.range(Axis::Sample), self.rows.columns());
         for row in self.rows.of(tile) {
-            let [d, h] = [(0, row.d), (1, row.h)].map(|(i, at)| self.over(i, at));
-            let mut space = [d, h, self.outputs(2)];
+            let mut over = [self.over(0, row.d), self.over(1, row.h)];
             if row.n < samples.0 || row.n >= samples.1 {
-                space[0] = (0, 0);
+                over[0] = &[];
             }
+            let space = [self.span(0, over[0]), self.span(1, over[1]), self.outputs(2)];
             let view = self.source.view(dy, row.n, row.block, space, seen);
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
                 let lines = self.target.open(operands, row, columns, filled);
-                self.row::<P>(operands, row, view, space, lines);
+                self.row::<P>(operands, row, view, over, lines);
                 self.target.close(operands, row, columns, filled);
             }
         }
     }
 
-    /// From the first to past the last output whose window lies over input `i`.
-    fn over(&self, space: usize, i: isize) -> Span {
-        let outputs = self.pool.windows[space].over(i, self.outputs(space));
-        outputs.fold((0, 0), |span, (o, _)| if span == (0, 0) { (o, o + 1) } else { (span.0, o + 1) })
+    /// The outputs whose windows lie over input `i` along an axis of space.
+    #[inline(always)]
+    fn over(&self, space: usize, i: isize) -> &[(usize, usize)] {
+        self.over[space].of((i - self.rows.region.range(Axis::SPACE[space]).0) as usize)
     }
 
-    /// One row of the input's gradient from the outputs in `space`, some rows of these at a time.
+    /// From the first to past the last of them.
     #[inline(always)]
-    fn row<P: Place>(&self, operands: &Operands, row: Row, view: View, space: [Span; 3], lines: &mut [Line]) {
-        let [wd, wh, ww] = self.pool.windows;
+    fn span(&self, space: usize, over: &[(usize, usize)]) -> Span {
+        let start = self.outputs(space).0;
+        let [first, .., last] = over else {
+            return over.first().map_or((0, 0), |only| (start + only.0 as isize, start + only.0 as isize + 1));
+        };
+        (start + first.0 as isize, start + last.0 as isize + 1)
+    }
+
+    /// One row of the input's gradient from the outputs whose windows lie over it along depth and height, some rows of these at a time.
+    #[inline(always)]
+    fn row<P: Place>(
+        &self,
+        operands: &Operands,
+        row: Row,
+        view: View,
+        over: [&[(usize, usize)]; 2],
+        lines: &mut [Line],
+    ) {
+        let [_, wh, ww] = self.pool.windows;
         let r = &self.pool.rows;
         let [_, _, depth, height, width] = r.region.shape().0;
-        let over = wd.over(row.d, space[0]);
-        let mut over = over.flat_map(|(d, kd)| wh.over(row.h, space[1]).map(move |(h, kh)| (d, kd, h, kh)));
+        let columns = self.outputs(2);
+        let mut over = over[0].iter().flat_map(|&(d, kd)| over[1].iter().map(move |&(h, kh)| (d, kd, h, kh)));
         let mut held = self.target.add;
         loop {
             let (mut rows, mut count) = ([(&[] as &[Line], &[] as &[[P; BLOCK]], 0); ROWS], 0);
             for (into, (d, kd, h, kh)) in rows.iter_mut().zip(&mut over) {
-                let number = (row.n - r.region.start[0]) as usize * depth + (d - r.region.start[2]) as usize;
-                let number = (number * height + (h - r.region.start[3]) as usize) * r.blocks + row.block;
+                let number = (row.n - r.region.start[0]) as usize * depth + d;
+                let number = (number * height + h) * r.blocks + row.block;
                 // SAFETY: forward, which wrote the places, is over; all tiles only read them.
                 let places = unsafe { &*places_of_row::<P>(operands, number, width) };
-                *into = (view.row(d, h, space[2]), places, (kd * wh.kernel + kh) * ww.kernel);
+                let [d, h] = [(d, 2), (h, 3)].map(|(at, axis)| r.region.start[axis] + at as isize);
+                *into = (view.row(d, h, columns), places, (kd * wh.kernel + kh) * ww.kernel);
                 count += 1;
+            }
+            if let (Some(over), 1, false) = (self.over[2].single(), count, held) {
+                // One window over each: nothing to search for, nothing to add up.
+                let (dy, places, first) = rows[0];
+                for (line, &(at, kw)) in lines.iter_mut().zip(over) {
+                    let mut sum = [0.0; BLOCK];
+                    won(&dy[at], &places[at], (first + kw) as u32, &mut sum);
+                    *line = sum;
+                }
+                return;
             }
             for (i, line) in lines.iter_mut().enumerate() {
                 let mut sum = if held { *line } else { [0.0; BLOCK] };
                 for (dy, places, first) in &rows[..count] {
-                    for &(at, kw) in self.over.of(i) {
+                    for &(at, kw) in self.over[2].of(i) {
                         won(&dy[at], &places[at], (first + kw) as u32, &mut sum);
                     }
                 }

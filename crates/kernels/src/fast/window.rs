@@ -9,6 +9,8 @@ use std::ops::Range;
 pub struct Lists<T> {
     ends: Vec<usize>,
     entries: Vec<T>,
+    /// Whether each has just one entry.
+    single: bool,
 }
 
 impl<T> Lists<T> {
@@ -19,12 +21,18 @@ impl<T> Lists<T> {
             entries.extend(list);
             ends.push(entries.len());
         }
-        Lists { ends, entries }
+        let single = ends.iter().enumerate().all(|(i, end)| i == *end);
+        Lists { ends, entries, single }
     }
 
     /// Entries of all lists.
     pub fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Every point's only entry, if each has just one.
+    pub fn single(&self) -> Option<&[T]> {
+        self.single.then_some(&self.entries)
     }
 
     /// The list of the point number so.
