@@ -124,17 +124,16 @@ impl Builder<'_> {
             let (first, p) = bucket.first();
             let (buffer, has_part) = (self.found[&What::Bucket(first, p)], self.parts_of(&bucket));
             let subject = (first.0 as u64) << 12 | p as u64;
-            let slices = match (self.is_sharded(), self.options.division.sums) {
-                (true, _) => (0..bucket.team.len()).map(|q| slice(&bucket, q)).collect(),
-                (false, SumOrder::Tree) => self.slices(buffer, Number::Single, bucket.team.len()),
-                (false, whole) => {
-                    match whole {
-                        SumOrder::Library => self.by_library(buffer, Number::Single, &bucket.team, &has_part, subject),
-                        _ => self.ring(buffer, Number::Single, &bucket.team, &has_part, subject),
-                    }
-                    self.complete.push((bucket, None));
-                    continue;
-                }
+            let sums = self.options.division.sums;
+            if sums != SumOrder::Tree && !self.is_sharded() {
+                let sum = if sums == SumOrder::Ring { Self::ring } else { Self::by_library };
+                sum(self, buffer, Number::Single, &bucket.team, &has_part, subject);
+                self.complete.push((bucket, None));
+                continue;
+            }
+            let slices = match self.is_sharded() {
+                true => (0..bucket.team.len()).map(|q| slice(&bucket, q)).collect(),
+                false => self.slices(buffer, Number::Single, bucket.team.len()),
             };
             let reduction = self.begin_reduction((buffer, Number::Single), slices, &bucket.team, &has_part, subject);
             self.complete.push((bucket, Some(reduction)));

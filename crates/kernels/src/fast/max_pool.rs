@@ -304,10 +304,10 @@ impl InputGradient {
     #[inline(always)]
     fn span(&self, space: usize, over: &[(usize, usize)]) -> Span {
         let start = self.outputs(space).0;
-        let [first, .., last] = over else {
-            return over.first().map_or((0, 0), |only| (start + only.0 as isize, start + only.0 as isize + 1));
-        };
-        (start + first.0 as isize, start + last.0 as isize + 1)
+        match (over.first(), over.last()) {
+            (Some(first), Some(last)) => (start + first.0 as isize, start + last.0 as isize + 1),
+            _ => (0, 0),
+        }
     }
 
     /// One row of the input's gradient from the outputs whose windows lie over it along depth and height, some rows of these at a time.
