@@ -132,7 +132,7 @@ unsafe fn accumulate<S: Simd, const MR: usize, const NB: usize, const NV: usize,
     // SAFETY: the caller promises that all of `s.reach()` may be touched.
     unsafe {
         let (ak, bk) = if FORM == UNIT { (1, BLOCK) } else { (s.ak as isize, s.bk) };
-        for step in steps {
+        for (number, step) in steps.iter().enumerate() {
             let mut at = step.a;
             let mut b = s.b.offset(step.b);
             macro_rules! one {
@@ -170,6 +170,21 @@ unsafe fn accumulate<S: Simd, const MR: usize, const NB: usize, const NV: usize,
                     one!(0);
                     at += 1;
                     b = b.add(BLOCK);
+                }
+            } else if NB > 1 && steps.len() > 1 {
+                // Lines of several blocks come from the second-level cache: those of the next step now, and of the next tile's
+                // first step with the last. The last row is the first to reach a new line of A.
+                let (next, ahead) = steps.get(number + 1).map_or((&steps[0], ahead), |next| (next, 0));
+                let mut next_a = a[MR - 1].wrapping_offset(next.a + ahead);
+                let mut next_b = s.b.wrapping_offset(next.b);
+                for _ in 0..step.len {
+                    S::prefetch(next_a);
+                    for i in 0..NB {
+                        S::prefetch(next_b.wrapping_add(i * s.b_block));
+                    }
+                    one!(0);
+                    (at, next_a) = (at + ak, next_a.wrapping_offset(ak));
+                    (b, next_b) = (b.wrapping_add(bk), next_b.wrapping_add(bk));
                 }
             } else {
                 for _ in 0..step.len {

@@ -20,6 +20,8 @@ use std::ops::Range;
 
 /// Points of a pass: they pay for loading and storing sums, and their input lines still fit the first-level cache.
 const POINTS: usize = 112;
+/// The same of sweeps over several blocks, whose lines come from the second-level cache in time: their sums weigh more.
+const POINTS_OF_SEVERAL: usize = 448;
 /// Target blocks and rows of a part. Blocks share the input's lines, rows those of the gradient.
 const PART: (usize, usize) = (16, 288);
 /// Points of all leaves, or of one leaf, below which leaves are folded within a register tile: adding leaves weighs then more
@@ -162,6 +164,8 @@ impl Tables {
             }
             leaves.push(begin..runs.len());
         }
+        // Lines of an image have many points each, and those of the gradient stay in the first-level cache for all of its rows.
+        let points = if isa().blocks > 1 && x.block == BLOCK { POINTS_OF_SEVERAL } else { POINTS };
         let length = if single { runs.iter().map(|r| r.len).max().unwrap_or(1) } else { w.count };
         Tables {
             a_off,
@@ -169,7 +173,7 @@ impl Tables {
             rows,
             runs,
             leaves,
-            pass: (POINTS / length.max(1)).max(1),
+            pass: (points / length.max(1)).max(1),
             chunk,
             ak: if single { x.sample } else { w.from_step * x.block },
             bk: if single { dy.sample } else { w.step * dy.block },
