@@ -23,7 +23,10 @@ const RUN: usize = 128;
 /// Outer and inner blocks of a part. Inputs are brought to planes again for every part of a row, gradients for every part of a
 /// column; sums in planes should not be too large.
 const OUTER: usize = 8;
-const INNER: usize = 4;
+const INNER: usize = if cfg!(test) { 3 } else { 8 };
+/// Inner blocks at a time where sweeps take one outer block, for products weigh more there, and where all tiles of a leaf are taken
+/// at once, so that sums are near when they are transformed back.
+const FEWER_INNER: usize = if cfg!(test) { 2 } else { 4 };
 
 /// A weight gradient, described.
 pub struct Gradient<'s> {
@@ -53,7 +56,7 @@ impl Gradient<'_> {
             writes: vec![main.to],
             makes: if whole { vec![] } else { vec![Make::Internal { number: self.number, bytes: main.bytes() }] },
             tiles: main.tiles(),
-            scratch: main.scratch(),
+            scratch: main.scratch,
             work: main.work(),
         }];
         if !whole {
@@ -98,13 +101,15 @@ struct Parts {
     outers: usize,
     inners: usize,
     pairs: Pairs,
-    /// Outer and inner blocks of a tile.
+    /// Outer and inner blocks of a tile, and how many of the inner ones are summed at a time.
     outer: usize,
+    part: usize,
     inner: usize,
     /// Tiles taken at once, and the offsets of their channels.
     block: usize,
     rows: Vec<u32>,
     lines: Vec<u32>,
+    scratch: usize,
     subtrees: Subtrees,
     to: Operand,
 }
@@ -129,15 +134,24 @@ impl Parts {
             longer,
         };
         let (inners, outers) = (spec.pairs.inner.blocks(), spec.pairs.outer.blocks());
-        let (inner, outer) = (inners.min(INNER), outers.min(OUTER));
+        let (part, outer) = (inners.min(INNER), outers.min(OUTER));
         let leaves: Vec<_> = (0..spec.leaves).map(|l| grid.leaf(spec.batch, spec.leaves, l)).collect();
         let longest = leaves.iter().map(|l| l.len()).max().unwrap_or(0);
-        let block = even(longest, at_once(spec.size, inner + outer));
+        let block = |inner: usize| even(longest, at_once(spec.size, inner + outer));
+        let inner = if isa.blocks > 1 && longest > block(part) { part } else { part.min(FEWER_INNER) };
 
         let flops = flops(&grid, spec.size, inners * outers);
-        let parts = outers.div_ceil(outer) * inners.div_ceil(inner);
+        let parts = outers.div_ceil(outer) * inners.div_ceil(part);
         let empty: Vec<bool> = leaves.iter().map(|l| l.is_empty()).collect();
         let subtrees = Subtrees::new(&empty, parts, tiles::enough(tiles::of_flops(flops)));
+        // Room for either number of inner blocks at a time, so that a program needs the same memory everywhere.
+        let floats = |inner: usize| {
+            let planes = plane(inner * block(inner)) + plane(outer * block(inner)) + outer * plane(inner * BLOCK);
+            spec.size.planes() * planes
+        };
+        let levels = fold::levels(subtrees.longest()) * outer * part * spec.size.weights();
+        let scratch = floats(part).max(floats(part.min(FEWER_INNER))) + levels;
+        let block = block(inner);
         Parts {
             isa,
             size: spec.size,
@@ -154,7 +168,9 @@ impl Parts {
             inners,
             pairs: spec.pairs.clone(),
             outer,
+            part,
             inner,
+            scratch,
             block,
             rows: (0..inner * BLOCK).map(|c| (c / BLOCK * block * BLOCK + c % BLOCK) as u32).collect(),
             lines: lines(inner * BLOCK),
@@ -179,7 +195,7 @@ impl Parts {
     }
 
     fn tiles(&self) -> usize {
-        self.subtrees.ranges.len() * self.outers.div_ceil(self.outer) * self.inners.div_ceil(self.inner)
+        self.subtrees.ranges.len() * self.outers.div_ceil(self.outer) * self.inners.div_ceil(self.part)
     }
 
     /// Floats of the planes of so many blocks of the tiles taken at once.
@@ -190,13 +206,6 @@ impl Parts {
     /// Floats of the sums in planes of one outer block.
     fn sums(&self) -> usize {
         self.size.planes() * plane(self.inner * BLOCK)
-    }
-
-    fn scratch(&self) -> usize {
-        self.planes(self.inner)
-            + self.planes(self.outer)
-            + self.outer * self.sums()
-            + fold::levels(self.subtrees.longest()) * self.outer * self.inner * self.size.weights()
     }
 
     fn work(&self) -> Work {
@@ -271,11 +280,11 @@ impl Parts {
         }
     }
 
-    /// The sum over a leaf, `[outer block][inner block][tap][16][16]`.
+    /// The sum over a leaf between `outer` and some of the inner blocks `all`, `[outer block][inner block of all][tap][16][16]`.
     fn leaf(
         &self,
         leaf: usize,
-        (outer, inner): (&Range<usize>, &Range<usize>),
+        (outer, inner, all): (&Range<usize>, &Range<usize>, &Range<usize>),
         operands: &Operands,
         (planes, sums): (&mut [f32], &mut [f32]),
         into: &mut [f32],
@@ -312,8 +321,9 @@ impl Parts {
                     }
                 }
                 for i in group.clone().filter(|_| last) {
-                    let len = inner.len() * self.size.weights();
-                    self.back(channels, &sums[place(i) * self.sums()..][..self.sums()], t, &mut into[i * len..][..len]);
+                    let at = (i * all.len() + inner.start - all.start) * self.size.weights();
+                    let into = &mut into[at..][..inner.len() * self.size.weights()];
+                    self.back(channels, &sums[place(i) * self.sums()..][..self.sums()], t, into);
                 }
             }
         }
@@ -323,16 +333,16 @@ impl Parts {
 impl Kernel for Parts {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let (subtree, tile) = (tile % self.subtrees.ranges.len(), tile / self.subtrees.ranges.len());
-        let columns = self.inners.div_ceil(self.inner);
+        let columns = self.inners.div_ceil(self.part);
         let part = |number: usize, size: usize, all: usize| number * size..((number + 1) * size).min(all);
         let outer = part(tile / columns, self.outer, self.outers);
-        let inner = part(tile % columns, self.inner, self.inners);
+        let inner = part(tile % columns, self.part, self.inners);
         let (planes, rest) = scratch.split_at_mut(self.planes(self.inner) + self.planes(self.outer));
         let (sums, rest) = rest.split_at_mut(self.outer * self.sums());
         let len = outer.len() * inner.len() * self.size.weights();
         let mut levels: [&mut [f32]; 24] = Default::default();
         for (level, buffer) in
-            levels.iter_mut().zip(rest.chunks_exact_mut(self.outer * self.inner * self.size.weights()))
+            levels.iter_mut().zip(rest.chunks_exact_mut(self.outer * self.part * self.size.weights()))
         {
             *level = &mut buffer[..len];
         }
@@ -340,7 +350,11 @@ impl Kernel for Parts {
             self.subtrees.ranges[subtree].clone(),
             &mut levels,
             &|l| self.leaves[l].is_empty(),
-            &mut |l, into: &mut &mut [f32]| self.leaf(l, (&outer, &inner), operands, (planes, sums), into),
+            &mut |l, into: &mut &mut [f32]| {
+                for some in parts(inner.clone(), self.inner) {
+                    self.leaf(l, (&outer, &some, &inner), operands, (planes, sums), into);
+                }
+            },
             &|into, from| fold::add(self.isa, into, from),
         );
         for (o, sums) in outer.zip(levels[0].chunks_exact_mut(inner.len() * self.size.weights())) {
