@@ -18,7 +18,7 @@ use crate::program::*;
 use crate::reduce::{Reduction, SumOrder};
 use convoy_kernels::fast::{self, Fast};
 use convoy_kernels::{Geometry, Layout, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
-use convoy_net::{Axis, Error, LayerId, Network, Region, Shape};
+use convoy_net::{Axis, Error, Kind, LayerId, Network, Region, Shape};
 use convoy_split::{Rank, Strategy};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -127,6 +127,8 @@ pub(crate) struct Builder<'a> {
     pub found: HashMap<What, BufferId>,
     /// Gradients that hold something already: the next consumer adds.
     pub begun: HashMap<What, ()>,
+    /// Weight gradients that are written down while the next sum over ranks is on its way.
+    late: Option<(LayerId, Vec<Stage>, Arc<Geometry>)>,
     /// The piece of a layer that is being written down: each has internals of its own.
     piece: usize,
     images: Region,
@@ -169,6 +171,7 @@ impl<'a> Builder<'a> {
             complete: vec![],
             found: HashMap::new(),
             begun: HashMap::new(),
+            late: None,
             piece: 0,
             images: Region::EMPTY,
         }
@@ -419,9 +422,33 @@ impl<'a> Builder<'a> {
             } else {
                 self.layer_backward(l);
             }
-            self.update_all(l);
+            if self.late.as_ref().is_none_or(|(late, ..)| *late != l) {
+                self.write_late();
+                self.update_all(l);
+            }
         }
         self.update_buckets();
+    }
+
+    /// Whether a layer is a convolution and the next one of the backward pass a norm that sums over ranks: weight gradients are then computed
+    /// while it waits for them.
+    fn meets_next(&self, l: LayerId) -> bool {
+        let next = (1..l.0).rev().map(LayerId).find(|next| self.wants_gradient[next.0]);
+        let kind = |l: LayerId| &self.network.layers[l.0].kind;
+        let meets = |next: LayerId| {
+            matches!(kind(next), Kind::BatchNorm(_))
+                && !self.is_idle(next)
+                && self.norm_group(next, self.rank.0).len() > 1
+        };
+        matches!(kind(l), Kind::Convolution(_)) && next.is_some_and(meets)
+    }
+
+    /// Writes down weight gradients that were put off, and what becomes of them.
+    pub fn write_late(&mut self) {
+        if let Some((l, stages, geometry)) = self.late.take() {
+            self.stages(Subject::Layer(l), stages, &geometry);
+            self.update_all(l);
+        }
     }
 
     fn layer_backward(&mut self, l: LayerId) {
@@ -440,16 +467,23 @@ impl<'a> Builder<'a> {
             }
         }
         let twin = fast::twin(&self.network.layers[l.0].kind);
-        let stages = twin.backward(&geometry);
+        let mut stages = twin.backward(&geometry);
         let whole = keeps(&stages) || self.options.division.halos == Halos::Waited;
         let (first, last) = if whole { Default::default() } else { self.gradient_pieces(l, &geometry) };
-        if last.is_empty() {
+        let is_late = last.is_empty() && !whole && self.meets_next(l);
+        if last.is_empty() && !is_late {
             return self.stages(Subject::Layer(l), stages, &Arc::new(geometry));
         }
-        // Weight gradients, which are not cut, in between.
         let weights = Geometry { input_gradients: vec![None], ..geometry.clone() };
         let weight_stages = twin.backward(&weights);
         let (before, middle, weights) = (weight_stages.len(), first.len(), Arc::new(weights));
+        if is_late {
+            let gradient = stages.split_off(before);
+            self.stages(Subject::Layer(l), gradient, &Arc::new(geometry));
+            self.late = Some((l, weight_stages, weights));
+            return;
+        }
+        // Weight gradients, which are not cut, in between.
         for (number, region) in first.into_iter().chain(last).enumerate() {
             if number == middle {
                 self.stages(Subject::Layer(l), weight_stages.clone(), &weights);

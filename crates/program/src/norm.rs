@@ -85,3 +85,45 @@ impl Builder<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Action, Options, Purpose, Subject, What, lower};
+    use convoy_kernels::Pass;
+    use convoy_net::{Kind, LayerId, zoo};
+    use convoy_split::{Rank, Strategy};
+
+    /// Backward, sums of a norm leave before weight gradients of the convolution after it are computed: these are what a rank does until the
+    /// others' sums are there.
+    #[test]
+    fn sums_of_norms_travel_behind_weight_gradients() {
+        let net = zoo::model("resnet20", Default::default()).unwrap().fused();
+        let strategy = Strategy::parse("data", 3, &net, &net.shapes(8).unwrap()).unwrap();
+        let program = lower(&net, &strategy, Rank(1), &Options::plain(8)).unwrap();
+        let ancestors = program.ancestors();
+        let weights = |l: LayerId| {
+            program.ops.iter().position(|op| match &op.action {
+                Action::Compute { subject, stage, .. } => {
+                    *subject == Subject::Layer(l) && stage.pass == Pass::WeightGradient(0)
+                }
+                _ => false,
+            })
+        };
+        let mut behind = 0;
+        for (o, op) in program.ops.iter().enumerate() {
+            let Action::Send { from, tag, .. } = &op.action else { continue };
+            let What::Sum(Subject::Layer(l), number) = program.buffers[from.buffer.0].what else { continue };
+            // Parts, not sums that go back.
+            if Purpose::of(*tag) != Purpose::Reduction || *tag >> 20 & 1 == 1 {
+                continue;
+            }
+            let next = LayerId(l.0 + 1);
+            if number > crate::ahead::STATISTICS && matches!(net.layers[next.0].kind, Kind::Convolution(_)) {
+                let weights = weights(next).expect("a convolution has weights");
+                assert!(!ancestors[o].get(weights), "sums of {} wait for weight gradients", net.layers[l.0].name);
+                behind += 1;
+            }
+        }
+        assert!(behind >= 2 * 9, "{behind} messages");
+    }
+}

@@ -63,6 +63,7 @@ impl Builder<'_> {
         if team.len() > 1 {
             let slices = self.slices(buffer, number, team.len());
             let reduction = self.begin_reduction((buffer, number), slices, team, has_part, subject);
+            self.write_late();
             self.end_reduction(reduction);
         }
     }
