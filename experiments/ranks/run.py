@@ -80,7 +80,7 @@ def convoy(args, kind, flags, batch, steps, folder, processes=2):
     if "--strategy" not in flags:
         flags += ["--strategy", "data"]
     flags += ["--epochs", "1", "--test-data", "none", "--digest-every", "0", "--checkpoint-every", "0", "--folder", folder, "--json"]
-    launch = ["mpirun", "-n", str(processes), "--oversubscribe", "--bind-to", "none"] if kind == "mpi" else []
+    launch = ["mpirun", "-n", str(processes), "--oversubscribe", "--bind-to", "core"] if kind == "mpi" else []
     found = run([*launch, args.convoy, "train", *flags], **(MPI if kind == "mpi" else {}))
     metrics = [json.loads(line) for line in open(pathlib.Path(found["run"]) / "metrics.jsonl")]
     times = [0.0] + [line["seconds"] for line in metrics if line["kind"] == "step"]
