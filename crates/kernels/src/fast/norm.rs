@@ -17,6 +17,7 @@ use super::strips::Strips;
 use super::wide::{Plain, Wide};
 use crate::{BLOCK, Geometry, Kernel, Make, Operand, Operands, Pass, Stage, Work};
 use convoy_net::{Axis, layers::Activation};
+use std::ops::Range;
 
 /// Doubles of a block in sums: two for each channel, the first ones together.
 pub const COLUMNS: usize = 2 * BLOCK;
@@ -290,21 +291,33 @@ impl Plain for Statistics {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let x = operands.floats(Operand::Input(0));
         let columns = self.strips.columns();
-        for strip in self.strips.backwards(tile) {
-            let mut sums = [[0f64; BLOCK]; 2];
-            for (d, h) in self.strips.rows(strip) {
-                let space = [(d, d + 1), (h, h + 1), columns];
-                let view = self.source.view(x, strip.n, strip.block, space, scratch);
-                let row = view.row(d, h, columns);
-                let lines = Spread { from: row.as_ptr() as *const f32, offsets: &self.offsets[..row.len()] };
-                // SAFETY: the table is this processor's; these are the row's lines.
-                unsafe { (isa().norm.moments)(&lines, None, &mut sums) };
-            }
+        for (strip, blocks) in self.strips.backwards(tile) {
             // SAFETY: these columns of this strip are this tile's alone.
-            let into = unsafe { operands.doubles_mut(self.sums, self.strips.place(strip, COLUMNS)) };
-            into.copy_from_slice(sums.as_flattened());
+            let all = unsafe { sums_of(operands, self.sums, self.strips.places(strip, blocks, COLUMNS)) };
+            for (d, h) in self.strips.rows(strip) {
+                for (block, sums) in (strip.block..).zip(all.iter_mut()) {
+                    let space = [(d, d + 1), (h, h + 1), columns];
+                    let view = self.source.view(x, strip.n, block, space, scratch);
+                    let row = view.row(d, h, columns);
+                    let lines = Spread { from: row.as_ptr() as *const f32, offsets: &self.offsets[..row.len()] };
+                    // SAFETY: the table is this processor's; these are the row's lines.
+                    unsafe { (isa().norm.moments)(&lines, None, sums) };
+                }
+            }
         }
     }
+}
+
+/// Sums of blocks, from zero.
+///
+/// # Safety
+/// Nobody else touches them meanwhile.
+#[allow(clippy::mut_from_ref)]
+unsafe fn sums_of<'a>(operands: &Operands<'a>, sums: Operand, places: Range<usize>) -> &'a mut [[[f64; BLOCK]; 2]] {
+    // SAFETY: the caller's promise.
+    let sums = unsafe { operands.doubles_mut(sums, places) };
+    sums.fill(0.0);
+    sums.as_chunks_mut().0.as_chunks_mut().0
 }
 
 /// What is normalised, and what is added to it.
@@ -462,27 +475,26 @@ impl<F: Function> Plain for GradientStatistics<F> {
         let norms = records::<Norm>(operands, self.norms);
         let columns = self.strips.columns();
         let (seen, seen_dy) = scratch.split_at_mut(self.inputs.scratch(points(columns)));
-        for strip in self.strips.backwards(tile) {
-            let norm = &norms[self.find.record(strip.n, strip.block)];
-            let mut sums = [[0f64; BLOCK]; 2];
+        for (strip, blocks) in self.strips.backwards(tile) {
+            // SAFETY: these columns of this strip are this tile's alone.
+            let all = unsafe { sums_of(operands, self.sums, self.strips.places(strip, blocks, COLUMNS)) };
             for (d, h) in self.strips.rows(strip) {
-                let row = Row { n: strip.n, d, h, block: strip.block, number: 0 };
-                let inputs = self.inputs.rows(operands, row, columns, seen);
-                let dy = self.dy.view(dy, row.n, row.block, row.space(columns), seen_dy).row(d, h, columns);
-                match inputs.added {
-                    _ if let Some(by_vectors) = self.by_vectors => {
-                        by_vectors.gradient_sums(&by_vectors.row(inputs.x, inputs.added, norm), dy, &mut sums)
+                for (block, sums) in (strip.block..).zip(all.iter_mut()) {
+                    let norm = &norms[self.find.record(strip.n, block)];
+                    let row = Row { n: strip.n, d, h, block, number: 0 };
+                    let inputs = self.inputs.rows(operands, row, columns, seen);
+                    let dy = self.dy.view(dy, row.n, row.block, row.space(columns), seen_dy).row(d, h, columns);
+                    match inputs.added {
+                        _ if let Some(by_vectors) = self.by_vectors => {
+                            by_vectors.gradient_sums(&by_vectors.row(inputs.x, inputs.added, norm), dy, sums)
+                        }
+                        Some(added) => {
+                            gradient_moments(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, dy, sums)
+                        }
+                        None => gradient_moments(self.f, inputs.x.iter().map(|x| (x, None)), norm, dy, sums),
                     }
-                    Some(added) => {
-                        gradient_moments(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, dy, &mut sums)
-                    }
-                    None => gradient_moments(self.f, inputs.x.iter().map(|x| (x, None)), norm, dy, &mut sums),
                 }
             }
-            // SAFETY: these columns of this strip are this tile's alone.
-            let into = unsafe { operands.doubles_mut(self.sums, self.strips.place(strip, COLUMNS)) };
-            into[..BLOCK].copy_from_slice(&sums[0]);
-            into[BLOCK..].copy_from_slice(&sums[1]);
         }
     }
 }

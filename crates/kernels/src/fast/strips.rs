@@ -11,6 +11,8 @@ use std::ops::Range;
 /// Points of a strip, about. Strips that are not a sample's only one are so many rows, or multiples: whole rows of Winograd's tiles.
 const POINTS: usize = 1024;
 const ROWS: usize = 4;
+/// Bytes of a row's blocks that a pass reads one after the other, about: the processor foresees runs of memory, not steps between short ones.
+const RUN_BYTES: usize = if cfg!(test) { 1 << 10 } else { 16 << 10 };
 
 /// The strips of a region, by sample, strip and block.
 #[derive(Clone, Debug)]
@@ -72,15 +74,32 @@ impl Strips {
         })
     }
 
-    /// The same from the end of memory to its beginning: what was written last before a pass is still in a cache, and so is what
-    /// it reads last for the pass that follows.
-    pub fn backwards(&self, tile: usize) -> impl Iterator<Item = Strip> + use<> {
-        self.of(self.tiles - 1 - tile)
+    /// The strips of a tile, each with how many blocks of it from its own on are to be passed over row by row. Tiles are counted from the end of
+    /// memory to its beginning: what was written last before a pass is still in a cache, and so is what it reads last for the pass that
+    /// follows.
+    pub fn backwards(&self, tile: usize) -> impl Iterator<Item = (Strip, usize)> + use<> {
+        let width = self.region.size(Axis::Width);
+        let most = (RUN_BYTES / (width * BLOCK * 4).max(1)).max(1);
+        let mut strips = self.of(self.tiles - 1 - tile).peekable();
+        std::iter::from_fn(move || {
+            let first = strips.next()?;
+            let mut blocks = 1;
+            while blocks < most && strips.next_if(|next| next.block == first.block + blocks).is_some() {
+                blocks += 1;
+            }
+            Some((first, blocks))
+        })
     }
 
     /// Columns of the region.
     pub fn columns(&self) -> Span {
         self.region.range(Axis::Width)
+    }
+
+    /// Where the `columns` numbers of each of some blocks of a strip lie, from its own on, in `[sample][strip][block][column]`.
+    pub fn places(&self, strip: Strip, blocks: usize, columns: usize) -> Range<usize> {
+        let first = self.place(strip, columns).start;
+        first..first + blocks * columns
     }
 
     /// Where the `columns` numbers of a strip's block lie in `[sample][strip][block][column]`.
