@@ -14,12 +14,14 @@ struct Problem {
     points: usize,
     taps: usize,
     padding: usize,
+    stride: usize,
     winograd: Winograd,
 }
 
 impl Problem {
     fn kind(&self) -> Kind {
-        Kind::Convolution(Convolution::new(CHANNELS, &[self.taps, self.taps]).padding(self.padding))
+        let layer = Convolution::new(CHANNELS, &[self.taps, self.taps]);
+        Kind::Convolution(layer.padding(self.padding).stride(self.stride))
     }
 
     fn geometry(&self) -> Geometry {
@@ -78,9 +80,16 @@ impl Problem {
 fn a_pass_has_the_products_of_the_algorithm_it_is_said_to_have() {
     let (off, two, four) = (Winograd::Off, Winograd::Two, Winograd::Four);
     let (direct, small, large, wide) = ("direct", "winograd 2x2", "winograd 4x4", "winograd 2x2 of 5x5");
-    let kept =
-        |(batch, points, taps, winograd, said)| (Problem { batch, points, taps, padding: taps / 2, winograd }, said);
-    let unpadded = |batch, points, taps, winograd, said| (Problem { batch, points, taps, padding: 0, winograd }, said);
+    let stepped = "winograd 4x4 of stride 2";
+    let kept = |(batch, points, taps, winograd, said)| {
+        (Problem { batch, points, taps, padding: taps / 2, stride: 1, winograd }, said)
+    };
+    let unpadded = |batch, points, taps, winograd, said| {
+        (Problem { batch, points, taps, padding: 0, stride: 1, winograd }, said)
+    };
+    let halved = |batch, points, taps, winograd, said| {
+        (Problem { batch, points, taps, padding: taps / 2, stride: 2, winograd }, said)
+    };
     let padded = [
         (24, 8, 3, four, [large, large, large]),
         (16, 8, 3, four, [large, large, direct]),
@@ -100,6 +109,12 @@ fn a_pass_has_the_products_of_the_algorithm_it_is_said_to_have() {
         unpadded(8, 12, 5, four, [wide, wide, wide]),
         unpadded(24, 10, 3, four, [large, large, large]),
         unpadded(8, 12, 5, two, [direct, direct, direct]),
+        halved(24, 16, 3, four, [stepped, stepped, stepped]),
+        halved(16, 16, 3, four, [stepped, stepped, direct]),
+        // Seven points of the output: two tiles, of which a quarter is beyond the end.
+        halved(24, 14, 3, four, [direct, direct, direct]),
+        halved(24, 16, 3, two, [direct, direct, direct]),
+        halved(24, 16, 5, four, [direct, direct, direct]),
     ];
     for (problem, said) in padded.into_iter().map(kept).chain(others) {
         let name = format!("{problem:?}");

@@ -31,6 +31,7 @@ pub struct Isa {
     pub four: Transforms,
     pub two: Transforms,
     pub wide: Transforms,
+    pub stepped: Transforms,
 }
 
 impl Isa {
@@ -255,6 +256,7 @@ macro_rules! instantiate {
             instantiate!(@transforms four, $simd, ($($feature)?));
             instantiate!(@transforms two, $simd, ($($feature)?));
             instantiate!(@transforms wide, $simd, ($($feature)?));
+            instantiate!(@transforms stepped, $simd, ($($feature)?));
             const _: () = assert!(<$simd as Simd>::BLOCKS <= MOST_BLOCKS);
             pub static ISA: Isa = Isa {
                 blocks: <$simd as Simd>::BLOCKS,
@@ -276,20 +278,26 @@ macro_rules! instantiate {
                 four: four::ALL,
                 two: two::ALL,
                 wide: wide::ALL,
+                stepped: stepped::ALL,
             };
         }
     };
-    (@transforms $size:ident, $simd:ty, $feature:tt) => {
+    (@transforms $size:ident, $simd:ty, ($($feature:literal)?)) => {
         mod $size {
             use super::*;
-            instantiate!(@one $size, input, $simd, $feature);
-            instantiate!(@one $size, output, $simd, $feature);
-            instantiate!(@one $size, gradient, $simd, $feature);
-            instantiate!(@one $size, weight, $simd, $feature);
-            instantiate!(@one $size, weight_gradient, $simd, $feature);
-            instantiate!(@adding $size, input_gradient, $simd, $feature);
+            instantiate!(@one $size, input, $simd, ($($feature)?));
+            instantiate!(@one $size, output, $simd, ($($feature)?));
+            instantiate!(@one $size, gradient, $simd, ($($feature)?));
+            instantiate!(@one $size, weight, $simd, ($($feature)?));
+            instantiate!(@one $size, weight_gradient, $simd, ($($feature)?));
+            instantiate!(@one $size, input_gradient, $simd, ($($feature)?));
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn input_gradient_added(source: *const f32, from: Distances, target: *mut f32, to: Distances) {
+                let f = |x| unsafe { transforms::$size::input_gradient::<$simd>(x) };
+                unsafe { transforms::two_sided_added::<$simd, _, _>(f, source, from, target, to) }
+            }
             pub const ALL: Transforms =
-                Transforms { input, output, gradient, weight, weight_gradient, input_gradient };
+                Transforms { input, output, gradient, weight, weight_gradient, input_gradient, input_gradient_added };
         }
     };
     (@one $size:ident, $name:ident, $simd:ty, ($($feature:literal)?)) => {
@@ -297,13 +305,6 @@ macro_rules! instantiate {
         unsafe fn $name(source: *const f32, from: Distances, target: *mut f32, to: Distances, after: &After) {
             let f = |x| unsafe { transforms::$size::$name::<$simd>(x) };
             unsafe { transforms::two_sided::<$simd, _, _>(f, source, from, target, to, after) }
-        }
-    };
-    (@adding $size:ident, $name:ident, $simd:ty, ($($feature:literal)?)) => {
-        $(#[target_feature(enable = $feature)])?
-        unsafe fn $name(source: *const f32, from: Distances, target: *mut f32, to: Distances) {
-            let f = |x| unsafe { transforms::$size::$name::<$simd>(x) };
-            unsafe { transforms::two_sided_added::<$simd, _, _>(f, source, from, target, to) }
         }
     };
 }

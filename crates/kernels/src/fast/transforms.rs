@@ -1,10 +1,11 @@
-//! The transforms of Winograd's convolutions F(4x4, 3x3), F(2x2, 3x3) and F(2x2, 5x5), on whole lines of 16 channels.
+//! The transforms of Winograd's convolutions F(4x4, 3x3), F(2x2, 3x3), F(2x2, 5x5), and F(4x4, 3x3) of stride 2, on whole lines of 16
+//! channels.
 //!
 //! A two-dimensional transform applies a one-dimensional one to columns, then to rows. Each of these is written out with
 //! what even and odd terms share: as products with matrices of constants they were three times slower.
 //!
 //! With V = input(x), U = weight(w), D = gradient(dy): `y = output(sum of V U)`, `dw = weight_gradient(sum of V D)`,
-//! `dx = input_gradient(sum of U D)`, window by window.
+//! `dx = input_gradient(sum of U D)`, window by window. Sums have as many planes as V and U, but for stride 2.
 
 use super::simd::Simd;
 use crate::BLOCK;
@@ -30,20 +31,22 @@ impl After {
     pub const NOTHING: After = After { line: std::ptr::null(), clamp: None };
 }
 
-/// The transforms of one size: tiles of `m²` points, windows of `r²` taps, `n = m + r - 1`.
+/// The transforms of one size: tiles of `m²` points, windows of `r²` taps, `n = m + r - 1` (for stride 2, `n = 2m + 1`); sums have
+/// `s = m + r - 1` points (for stride 2, `s = m + 1`).
 pub struct Transforms {
     /// Of an input window, `n²` to `n²`.
     pub input: Transform,
-    /// Of sums back to outputs, `n²` to `m²`.
+    /// Of sums back to outputs, `s²` to `m²`.
     pub output: Transform,
-    /// Of an output's gradient, `m²` to `n²`.
+    /// Of an output's gradient, `m²` to `s²`.
     pub gradient: Transform,
     /// Of weights, `r²` to `n²`.
     pub weight: Transform,
     /// Of sums back to the gradient of weights, `n²` to `r²`.
     pub weight_gradient: Transform,
-    /// Of sums back to the gradient of an input window, `n²` to `n²`: windows overlap.
-    pub input_gradient: Adding,
+    /// Of sums back to the gradient of an input window, `n²` to `n²`, and added to what is there: windows overlap.
+    pub input_gradient: Transform,
+    pub input_gradient_added: Adding,
 }
 
 // What follows is register arithmetic: its only condition is that the instruction set is there.
@@ -241,6 +244,108 @@ pub mod wide {
                 ma::<S>(1. / 6., s2, s1),
                 ma::<S>(1. / 3., d2, d1),
                 S::add(ma::<S>(2. / 3., s2, s1), m[5]),
+            ]
+        }
+    }
+}
+
+/// F(4, 3) of stride 2: a convolution of every other input, from the first on, with the outer two taps, and one of those between with the
+/// middle tap. The first is F(4, 2) on the points 0, 1, −1, 2, infinity, the second F(4, 1) on all of these but 2; what both have at a
+/// point is added before it is brought back. Nine inputs become five values of the first and four of the second.
+pub mod stepped {
+    use super::*;
+
+    #[inline(always)]
+    pub unsafe fn input<S: Simd>(d: [S::V; 9]) -> [S::V; 9] {
+        // SAFETY: registers only.
+        unsafe {
+            let rise = S::sub(d[6], d[2]);
+            let (t1, t2) = both::<S>(d[5], d[3]);
+            [
+                ma::<S>(2., S::sub(d[0], d[4]), rise),
+                ma::<S>(-2., d[2], S::sub(d[6], d[4])),
+                ma::<S>(-3., d[4], ma::<S>(2., d[2], d[6])),
+                rise,
+                ma::<S>(-2., rise, S::sub(d[8], d[4])),
+                S::sub(d[1], d[5]),
+                t1,
+                t2,
+                S::sub(d[7], d[3]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn output<S: Simd>(m: [S::V; 5]) -> [S::V; 4] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s, d) = both::<S>(m[1], m[2]);
+            [
+                S::add(m[0], S::add(s, m[3])),
+                ma::<S>(2., m[3], d),
+                ma::<S>(4., m[3], s),
+                S::add(ma::<S>(8., m[3], d), m[4]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn gradient<S: Simd>(y: [S::V; 4]) -> [S::V; 5] {
+        // SAFETY: registers only.
+        unsafe {
+            let (t1, t2) = both::<S>(S::add(y[0], y[2]), S::add(y[1], y[3]));
+            let t3 = S::add(ma::<S>(4., y[2], y[0]), ma::<S>(8., y[3], scale::<S>(2., y[1])));
+            [y[0], t1, t2, t3, y[3]]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn weight<S: Simd>(w: [S::V; 3]) -> [S::V; 9] {
+        // SAFETY: registers only.
+        unsafe {
+            let half = scale::<S>(0.5, w[1]);
+            [
+                scale::<S>(0.5, w[0]),
+                scale::<S>(-0.5, S::add(w[0], w[2])),
+                scale::<S>(1. / 6., S::sub(w[2], w[0])),
+                ma::<S>(1. / 6., w[0], scale::<S>(1. / 3., w[2])),
+                w[2],
+                w[1],
+                half,
+                half,
+                w[1],
+            ]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn weight_gradient<S: Simd>(m: [S::V; 9]) -> [S::V; 3] {
+        // SAFETY: registers only.
+        unsafe {
+            [
+                ma::<S>(0.5, S::sub(m[0], m[1]), scale::<S>(1. / 6., S::sub(m[3], m[2]))),
+                ma::<S>(0.5, S::add(m[6], m[7]), S::add(m[5], m[8])),
+                ma::<S>(-0.5, m[1], ma::<S>(1. / 6., m[2], ma::<S>(1. / 3., m[3], m[4]))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    pub unsafe fn input_gradient<S: Simd>(m: [S::V; 9]) -> [S::V; 9] {
+        // SAFETY: registers only.
+        unsafe {
+            let (s, d) = both::<S>(m[1], m[2]);
+            let (t1, t2) = both::<S>(m[6], m[7]);
+            [
+                scale::<S>(2., m[0]),
+                m[5],
+                S::sub(ma::<S>(2., S::sub(m[4], d), S::sub(S::zero(), m[0])), m[3]),
+                S::sub(t2, m[8]),
+                S::sub(ma::<S>(-2., S::add(m[0], m[2]), S::sub(S::zero(), s)), m[4]),
+                S::sub(t1, m[5]),
+                ma::<S>(-2., m[4], S::add(S::add(m[0], m[3]), s)),
+                m[8],
+                m[4],
             ]
         }
     }

@@ -9,7 +9,7 @@ use super::phases::{Phase, Window, combine};
 use super::strips::Strips;
 use super::weight_gradient::{self, BiasGradient, WeightGradient};
 use super::weights::{Pairs, Side, bias_packing};
-use super::winograd::{self, Direction, Size};
+use super::winograd::{self, Direction, Size, Square};
 use super::{Fast, Packing};
 use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage};
 use convoy_net::{Axis, Edge, Region, Shape};
@@ -92,17 +92,17 @@ impl Windowed {
         self.bias && (self.groups > 1 || g.inputs[0].layout.stored.start[Axis::Channel as usize] <= 0)
     }
 
-    /// Taps along an axis of the square window that Winograd's algorithm would do.
-    fn square(&self) -> Option<usize> {
+    /// The square window that Winograd's algorithm would do.
+    fn square(&self) -> Option<Square> {
         let [depth, height, width] = &self.windows;
-        let plane = |w: &Window| (w.kernel, w.stride, w.dilation) == (height.kernel, 1, 1);
+        let plane = |w: &Window| (w.kernel, w.stride, w.dilation) == (height.kernel, height.stride, 1);
         let suits = self.way == Way::Gather
             && (depth.kernel, depth.stride, depth.before) == (1, 1, 0)
             && plane(height)
             && plane(width)
             && self.groups == 1
             && self.channels.min(self.filters) >= BLOCK;
-        suits.then_some(height.kernel)
+        suits.then_some(Square { taps: height.kernel, stride: height.stride })
     }
 
     /// Which size does forward, if any.
@@ -127,9 +127,11 @@ impl Windowed {
     /// The outputs whose square windows touch a part of the input.
     fn reached(&self, part: &Region, output: Shape) -> Region {
         [Axis::Height, Axis::Width].into_iter().zip(&self.windows[1..]).fold(*part, |reached, (axis, window)| {
-            let ((start, end), before) = (part.range(axis), window.before as isize);
-            let first = start + before + 1 - window.kernel as isize;
-            reached.with(axis, first.max(0), (end + before).min(output.along(axis) as isize))
+            let ((start, end), before, stride) = (part.range(axis), window.before as isize, window.stride as isize);
+            // From the first whose last tap is there to the last whose first one is.
+            let first = (start + before + stride - window.kernel as isize).div_euclid(stride);
+            let last = (end - 1 + before).div_euclid(stride);
+            reached.with(axis, first.max(0), (last + 1).min(output.along(axis) as isize))
         })
     }
 
@@ -421,6 +423,7 @@ impl Fast for Windowed {
             Some(Size::Four) => "winograd 4x4",
             Some(Size::Two) => "winograd 2x2",
             Some(Size::Wide) => "winograd 2x2 of 5x5",
+            Some(Size::Stepped) => "winograd 4x4 of stride 2",
             None if self.pairs(g).depthwise => "depthwise",
             None => "direct",
         })

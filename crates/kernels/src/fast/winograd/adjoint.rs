@@ -10,10 +10,10 @@
 //!   the region is left out.
 
 use super::convolve::NEAR_WEIGHTS;
-use super::{Convolution, Grid, PAIR, Size, even, parts};
-use crate::fast::isa::isa;
+use super::{Convolution, Grid, MOST_POINTS, PAIR, Size, even, parts};
+use crate::fast::isa::{MOST_BLOCKS, isa};
 use crate::fast::tiles;
-use crate::fast::transforms::Adding;
+use crate::fast::transforms::{After, Transforms};
 use crate::{BLOCK, Layout, Slot};
 use convoy_net::{Axis, Region};
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub fn cut(grid: &Grid, size: Size, most: usize, (inner, outer): (usize, usize))
     let wanted = tiles::enough(tiles::of_flops(2.0 * (grid.len() * of_block * outer) as f64));
     let at_once = (most / per_plane.max(1)).min(planes / wanted).max(1);
     let parts: Vec<_> = parts(0..planes, at_once).map(|p| p.start * per_plane..p.end * per_plane).collect();
-    let near = (NEAR_WEIGHTS / (4 * of_block)).max(1);
+    let near = (NEAR_WEIGHTS / (4 * of_block)).max(MOST_BLOCKS);
     let times = wanted.div_ceil(parts.len().max(1)).max(outer.div_ceil(near));
     (parts, even(outer, outer.div_ceil(times)))
 }
@@ -36,9 +36,10 @@ pub fn cut(grid: &Grid, size: Size, most: usize, (inner, outer): (usize, usize))
 pub struct Overlaps {
     layout: Layout,
     region: Region,
-    transform: Adding,
-    /// Points of a window along an axis, and how far before its tile it begins along height and width.
+    transforms: &'static Transforms,
+    /// Points of a window along an axis, from one point's of a tile to the next's, and how far before the first it begins along height and width.
     window: usize,
+    stride: isize,
     before: [isize; 2],
     accumulate: bool,
 }
@@ -49,8 +50,9 @@ impl Overlaps {
         Overlaps {
             layout: spec.target.1.clone(),
             region: *spec.region,
-            transform: spec.size.transforms(isa()).input_gradient,
+            transforms: spec.size.transforms(isa()),
             window: spec.size.window(),
+            stride: spec.size.stride() as isize,
             before: spec.before,
             accumulate: spec.accumulate,
         }
@@ -71,6 +73,7 @@ impl Overlaps {
     ) {
         let target = to.data as *mut f32;
         let len = self.window as isize;
+        let mut copy = [0f32; MOST_POINTS * BLOCK];
         for (i, t) in tiles.enumerate() {
             let at = grid.place(t);
             let offset = |h: isize, w: isize| self.layout.offset(at.n, block, at.d, h, w);
@@ -87,19 +90,21 @@ impl Overlaps {
             let from = &from[i * BLOCK..];
             debug_assert!((self.window * self.window - 1) * distance + BLOCK <= from.len(), "bug: a tile outside");
             let from = (from.as_ptr(), (self.window * distance, distance));
-            let start = [0, 1].map(|a| at.start[a] - self.before[a]);
+            let start = [0, 1].map(|a| self.stride * at.start[a] - self.before[a]);
             let inside =
                 [0, 1].map(|a| (start[a].max(self.region.start[3 + a]), (start[a] + len).min(self.region.end[3 + a])));
             if inside == start.map(|start| (start, start + len)) {
+                let to = offset(start[0], start[1]);
                 // SAFETY: the window is in the region; the rest is the caller's promise.
                 unsafe {
-                    (self.transform)(from.0, from.1, target.add(offset(start[0], start[1])), (self.layout.row, BLOCK))
+                    let (to, distances) = (target.add(to), (self.layout.row, BLOCK));
+                    (self.transforms.input_gradient_added)(from.0, from.1, to, distances)
                 };
                 continue;
             }
-            let mut copy = [0f32; 36 * BLOCK];
+            let (to, distances) = (copy.as_mut_ptr(), (self.window * BLOCK, BLOCK));
             // SAFETY: the copy is as large as the largest window.
-            unsafe { (self.transform)(from.0, from.1, copy.as_mut_ptr(), (self.window * BLOCK, BLOCK)) };
+            unsafe { (self.transforms.input_gradient)(from.0, from.1, to, distances, &After::NOTHING) };
             for h in inside[0].0..inside[0].1 {
                 let first = (h - start[0]) as usize * self.window + (inside[1].0 - start[1]) as usize;
                 let held = held(h, inside[1]);

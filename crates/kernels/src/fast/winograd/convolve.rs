@@ -92,15 +92,24 @@ impl Convolution<'_> {
 
     /// Tiles that a fused pass takes at once.
     fn at_once(&self) -> usize {
-        let (inner, outer) = self.blocks();
         let (weights, of_tile) = self.bytes();
-        at_once(self.size, inner + outer).min((weights.max(NEAR_PLANES) / of_tile).max(FEWEST_TILES))
+        let lines = of_tile / (4 * BLOCK);
+        at_once(self.size, lines).min((weights.max(NEAR_PLANES) / of_tile).max(FEWEST_TILES))
+    }
+
+    /// Planes of source and target.
+    fn planes(&self) -> [usize; 2] {
+        match self.direction {
+            Direction::Adjoint => [self.size.sum_planes(), self.size.planes()],
+            _ => [self.size.planes(), self.size.sum_planes()],
+        }
     }
 
     /// Bytes of the weights in planes, and of one tile's source and target in planes.
     fn bytes(&self) -> (usize, usize) {
         let (inner, outer) = self.blocks();
-        (4 * self.size.planes() * inner * outer * PAIR, 4 * self.size.planes() * (inner + outer) * BLOCK)
+        let [from, to] = self.planes();
+        (4 * self.size.planes() * inner * outer * PAIR, 4 * (from * inner + to * outer) * BLOCK)
     }
 
     /// The stages, in order.
@@ -232,7 +241,9 @@ struct Convolve {
     source: Operand,
     target: Operand,
     weights: Operand,
+    /// Of source and target: what they are in if staged, and how many.
     planes: [Operand; 2],
+    counts: [usize; 2],
     bias: Option<Operand>,
     accumulate: bool,
     clamp: Option<[f32; 2]>,
@@ -253,7 +264,8 @@ struct Convolve {
     /// How many are taken at once, and the offsets of their lines.
     block: usize,
     offsets: Vec<u32>,
-    steps: Vec<Step>,
+    /// By plane of the target: from the first of the source's and of the weights'.
+    steps: Vec<Vec<Step>>,
 }
 
 impl Convolve {
@@ -275,10 +287,25 @@ impl Convolve {
         let block = parts.iter().map(|part| even(part.len(), most)).max().unwrap_or(0);
         let isa = isa();
         let transforms = spec.size.transforms(isa);
-        let (transform, size, before) = match spec.direction {
-            Direction::Adjoint => (transforms.gradient, spec.size.tile(), [0, 0]),
-            _ => (transforms.input, spec.size.window(), spec.before),
+        let tile = spec.size.tile();
+        let (transform, size, planes, stride, before) = match spec.direction {
+            Direction::Adjoint => (transforms.gradient, tile, spec.size.sum_window(), 1, [0, 0]),
+            _ => (transforms.input, spec.size.window(), spec.size.window(), spec.size.stride(), spec.before),
         };
+        let counts = spec.planes();
+        let mut steps = vec![vec![]; counts[1]];
+        for q in 0..spec.size.planes() {
+            let (from, to) = match spec.direction {
+                Direction::Adjoint => (spec.size.sum_plane(q), q),
+                _ => (q, spec.size.sum_plane(q)),
+            };
+            // Filler channels are passed over.
+            steps[to].extend((0..inner).map(|i| Step {
+                a: (from * plane(inner * block) + i * block * BLOCK) as isize,
+                b: (q * plane(inner * BLOCK) + i * PAIR) as isize,
+                len: BLOCK.min(channels - i * BLOCK),
+            }));
+        }
         Convolve {
             isa,
             size: spec.size,
@@ -286,6 +313,7 @@ impl Convolve {
             target: spec.target.0,
             weights: Operand::Internal(spec.numbers[0]),
             planes: [1, 2].map(|i| Operand::Internal(spec.numbers[i])),
+            counts,
             bias: spec.bias,
             accumulate: spec.accumulate,
             clamp: spec.clamp,
@@ -294,9 +322,10 @@ impl Convolve {
                 layout: spec.source.1.clone(),
                 transform,
                 size,
-                window: spec.size.window(),
+                planes,
+                stride: stride as isize,
                 before,
-                longer: (size - spec.size.tile()) as isize,
+                longer: size as isize - (stride * tile) as isize,
             },
             region: *spec.region,
             overlaps,
@@ -309,14 +338,7 @@ impl Convolve {
             outer_at_once,
             block,
             offsets: lines(block),
-            // Filler channels are passed over.
-            steps: (0..inner)
-                .map(|i| Step {
-                    a: (i * block * BLOCK) as isize,
-                    b: (i * PAIR) as isize,
-                    len: BLOCK.min(channels - i * BLOCK),
-                })
-                .collect(),
+            steps,
         }
     }
 
@@ -324,9 +346,15 @@ impl Convolve {
         self.windows.grid.len()
     }
 
-    /// Floats of all planes of so many channel blocks.
-    fn planes(&self, blocks: usize) -> usize {
-        self.size.planes() * plane(blocks * self.block)
+    /// Distances between planes of source and target.
+    fn distances(&self) -> [usize; 2] {
+        [self.inner, self.outer].map(|blocks| plane(blocks * self.block))
+    }
+
+    /// Floats of all planes of source and target.
+    fn floats(&self) -> [usize; 2] {
+        let distances = self.distances();
+        [0, 1].map(|side| self.counts[side] * distances[side])
     }
 
     fn flops(&self) -> f64 {
@@ -346,7 +374,7 @@ impl Convolve {
         (4 * self.region.len()) as f64
     }
 
-    /// Products of one plane for some target blocks: `from` and `to` are that plane's source and target lines.
+    /// Products of one plane of the target for some of its blocks: `from` are all planes of the source, `to` that plane's lines.
     ///
     /// # Safety
     /// The lines of these blocks and `count` tiles at `to` may be written, by nobody else.
@@ -364,8 +392,8 @@ impl Convolve {
         let some = |o: Range<usize>, group: usize| {
             let distance = plane(self.inner * BLOCK);
             let apart = self.size.planes() * distance;
-            let panels = &weights[o.start * apart + q * distance..][..(o.len() - 1) * apart + self.inner * PAIR];
-            let steps = &self.steps[group * per_group..((group + 1) * per_group).min(self.inner)];
+            let panels = &weights[o.start * apart..o.end * apart];
+            let steps = &self.steps[q][group * per_group..((group + 1) * per_group).min(self.steps[q].len())];
             let sweep = Sweep {
                 a: from.as_ptr(),
                 a_off: rows,
@@ -389,8 +417,8 @@ impl Convolve {
             // SAFETY: inside, as asserted.
             unsafe { self.isa.sweep(&sweep) }
         };
-        let groups = self.inner.div_ceil(per_group);
-        if count * self.inner * BLOCK > SOURCE_FLOATS {
+        let groups = self.steps[q].len().div_ceil(per_group);
+        if count * self.steps[q].len() * BLOCK > SOURCE_FLOATS {
             (0..groups).for_each(|g| parts(blocks.clone(), self.isa.blocks).for_each(|o| some(o, g)));
         } else {
             parts(blocks, self.isa.blocks).for_each(|o| (0..groups).for_each(|g| some(o.clone(), g)));
@@ -436,7 +464,7 @@ impl Convolve {
             return unsafe { overlaps.add(&self.windows.grid, o, tiles, (from, distance), slot) };
         }
         let transform = self.size.transforms(self.isa).output;
-        let (tile, window) = (self.size.tile(), self.size.window());
+        let (tile, window) = (self.size.tile(), self.size.sum_window());
         let target = slot.data as *mut f32;
         let line = self.bias.map_or(null(), |bias| operands.floats(bias)[o * BLOCK..][..BLOCK].as_ptr());
         let after = &After { line, clamp: self.clamp };
@@ -444,7 +472,7 @@ impl Convolve {
         for (i, t) in tiles.enumerate() {
             let at = self.windows.grid.place(t);
             let from = &from[i * BLOCK..];
-            debug_assert!((self.size.planes() - 1) * distance + BLOCK <= from.len(), "bug: a tile outside");
+            debug_assert!((self.counts[1] - 1) * distance + BLOCK <= from.len(), "bug: a tile outside");
             let [rows, columns] = [0, 1].map(|a| (at.inside[a].1 - at.inside[a].0) as usize);
             let to = |row: usize| self.layout.offset(at.n, o, at.d, at.inside[0].0 + row as isize, at.inside[1].0);
             debug_assert!(to(rows - 1) + columns * BLOCK <= slot.bytes / 4, "bug: targets outside");
@@ -482,7 +510,7 @@ impl Fused {
         self.0.outer.div_ceil(self.0.outer_at_once)
     }
     fn scratch(&self) -> usize {
-        self.0.planes(self.0.inner) + self.0.planes(self.0.outer)
+        self.0.floats().iter().sum()
     }
     fn work(&self) -> Work {
         let c = &self.0;
@@ -494,17 +522,17 @@ impl Fused {
 impl Kernel for Fused {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let c = &self.0;
-        let (from, to) = scratch.split_at_mut(c.planes(c.inner));
+        let (from, to) = scratch.split_at_mut(c.floats()[0]);
         let data = operands.floats(c.source);
         let weights = operands.floats(c.weights);
-        let (p, q) = (plane(c.inner * c.block), plane(c.outer * c.block));
+        let [p, q] = c.distances();
         let (first, part) = (tile / c.parts.len() * c.outer_at_once, &c.parts[tile % c.parts.len()]);
         let blocks = first..(first + c.outer_at_once).min(c.outer);
         for tiles in parts(part.clone(), c.block) {
             // SAFETY: all planes of these tiles are in scratch.
             unsafe { c.windows.transform(data, 0..c.inner, tiles.clone(), from.as_mut_ptr(), (p, c.block * BLOCK)) };
-            for plane in 0..c.size.planes() {
-                let (from, to) = (&from[plane * p..(plane + 1) * p], to[plane * q..(plane + 1) * q].as_mut_ptr());
+            for plane in 0..c.counts[1] {
+                let to = to[plane * q..(plane + 1) * q].as_mut_ptr();
                 // SAFETY: scratch is ours.
                 unsafe { c.products(plane, blocks.clone(), tiles.len(), from, weights, to) };
             }
@@ -521,14 +549,14 @@ struct ToPlanes(Convolve);
 
 impl ToPlanes {
     fn blocks(&self) -> usize {
-        blocks_at_once(self.0.inner, self.0.tiles() * self.0.size.planes())
+        blocks_at_once(self.0.inner, self.0.tiles() * self.0.counts[0])
     }
     fn tiles(&self) -> usize {
         if self.0.tiles() == 0 { 0 } else { self.0.inner.div_ceil(self.blocks()) }
     }
     /// Of the planes.
     fn bytes(&self) -> usize {
-        4 * self.0.planes(self.0.inner)
+        4 * self.0.floats()[0]
     }
     fn work(&self) -> Work {
         Work { flops: 0.0, bytes: self.0.source_bytes() + self.bytes() as f64 }
@@ -544,7 +572,7 @@ impl Kernel for ToPlanes {
         // SAFETY: the lines of these blocks are inside the planes and this tile's alone.
         unsafe {
             let to = to.add(blocks.start * c.block * BLOCK);
-            c.windows.transform(data, blocks, 0..c.tiles(), to, (plane(c.inner * c.block), c.block * BLOCK));
+            c.windows.transform(data, blocks, 0..c.tiles(), to, (c.distances()[0], c.block * BLOCK));
         }
     }
 }
@@ -555,33 +583,32 @@ struct Products(Convolve);
 impl Products {
     /// Target blocks of a tile, all in one plane.
     fn blocks(&self) -> usize {
-        let flops = self.0.flops() / (self.0.size.planes() * self.0.outer) as f64;
+        let flops = self.0.flops() / (self.0.counts[1] * self.0.outer) as f64;
         even(self.0.outer, ((TILE_FLOPS / flops.max(1.0)) as usize).clamp(1, self.0.outer))
     }
     fn tiles(&self) -> usize {
-        if self.0.tiles() == 0 { 0 } else { self.0.size.planes() * self.0.outer.div_ceil(self.blocks()) }
+        if self.0.tiles() == 0 { 0 } else { self.0.counts[1] * self.0.outer.div_ceil(self.blocks()) }
     }
     /// Of the planes of the target.
     fn bytes(&self) -> usize {
-        4 * self.0.planes(self.0.outer)
+        4 * self.0.floats()[1]
     }
     fn work(&self) -> Work {
         let c = &self.0;
-        Work { flops: c.flops(), bytes: c.weight_bytes() + (4 * c.planes(c.inner) + self.bytes()) as f64 }
+        Work { flops: c.flops(), bytes: c.weight_bytes() + (4 * c.floats()[0] + self.bytes()) as f64 }
     }
 }
 
 impl Kernel for Products {
     fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
         let c = &self.0;
-        let (q, part) = (tile % c.size.planes(), tile / c.size.planes());
+        let (q, part) = (tile % c.counts[1], tile / c.counts[1]);
         let blocks = part * self.blocks()..((part + 1) * self.blocks()).min(c.outer);
-        let from = plane(c.inner * c.block);
-        let from = &operands.floats(c.planes[0])[q * from..(q + 1) * from];
+        let from = operands.floats(c.planes[0]);
         let to = operands.slot(c.planes[1]).data as *mut f32;
         // SAFETY: the plane's lines of these blocks are this tile's alone.
         unsafe {
-            let to = to.add(q * plane(c.outer * c.block));
+            let to = to.add(q * c.distances()[1]);
             c.products(q, blocks, c.tiles(), from, operands.floats(c.weights), to);
         }
     }
@@ -592,13 +619,13 @@ struct FromPlanes(Convolve);
 
 impl FromPlanes {
     fn blocks(&self) -> usize {
-        blocks_at_once(self.0.outer, self.0.tiles() * self.0.size.planes())
+        blocks_at_once(self.0.outer, self.0.tiles() * self.0.counts[1])
     }
     fn tiles(&self) -> usize {
         if self.0.tiles() == 0 { 0 } else { self.0.outer.div_ceil(self.blocks()) }
     }
     fn work(&self) -> Work {
-        Work { flops: 0.0, bytes: 4.0 * self.0.planes(self.0.outer) as f64 + self.0.target_bytes() }
+        Work { flops: 0.0, bytes: 4.0 * self.0.floats()[1] as f64 + self.0.target_bytes() }
     }
 }
 
@@ -607,7 +634,7 @@ impl Kernel for FromPlanes {
         let c = &self.0;
         let from = operands.floats(c.planes[1]);
         for o in tile * self.blocks()..((tile + 1) * self.blocks()).min(c.outer) {
-            c.finish(o, 0..c.tiles(), &from[o * c.block * BLOCK..], plane(c.outer * c.block), operands);
+            c.finish(o, 0..c.tiles(), &from[o * c.block * BLOCK..], c.distances()[1], operands);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! the planes and transforming once would be less work, but ranks that hold subtrees could not get the bits of one rank:
 //! what they send each other are weights.)
 
-use super::{Grid, PAIR, Size, Windows, at_once, even, lines, parts, plane};
+use super::{Grid, PAIR, Size, Windows, at_once, even, parts, plane};
 use crate::fast::fold;
 use crate::fast::isa::{Isa, isa};
 use crate::fast::leaves::{Leaves, Subtrees};
@@ -124,20 +124,24 @@ impl Parts {
         let isa = isa();
         let grid = Grid::new(spec.region, spec.size);
         let transforms = spec.size.transforms(isa);
-        let windows = |layout: &Layout, transform, size: usize, before, longer| Windows {
+        let tile = spec.size.tile();
+        let windows = |layout: &Layout, transform, [size, planes, stride]: [usize; 3], before| Windows {
             grid: grid.clone(),
             layout: layout.clone(),
             transform,
             size,
-            window: spec.size.window(),
+            planes,
+            stride: stride as isize,
             before,
-            longer,
+            longer: size as isize - (stride * tile) as isize,
         };
+        let (window, sums) = (spec.size.window(), spec.size.sum_window());
         let (inners, outers) = (spec.pairs.inner.blocks(), spec.pairs.outer.blocks());
         let (part, outer) = (inners.min(INNER), outers.min(OUTER));
         let leaves: Vec<_> = (0..spec.leaves).map(|l| grid.leaf(spec.batch, spec.leaves, l)).collect();
         let longest = leaves.iter().map(|l| l.len()).max().unwrap_or(0);
-        let block = |inner: usize| even(longest, at_once(spec.size, inner + outer));
+        let lines = |inner: usize| spec.size.planes() * inner + spec.size.sum_planes() * outer;
+        let block = |inner: usize| even(longest, at_once(spec.size, lines(inner)));
         let inner = if isa.blocks > 1 && longest > block(part) { part } else { part.min(FEWER_INNER) };
 
         let flops = flops(&grid, spec.size, inners * outers);
@@ -146,8 +150,8 @@ impl Parts {
         let subtrees = Subtrees::new(&empty, parts, tiles::enough(tiles::of_flops(flops)));
         // Room for either number of inner blocks at a time, so that a program needs the same memory everywhere.
         let floats = |inner: usize| {
-            let planes = plane(inner * block(inner)) + plane(outer * block(inner)) + outer * plane(inner * BLOCK);
-            spec.size.planes() * planes
+            let lines = plane(inner * block(inner)) + outer * plane(inner * BLOCK);
+            spec.size.planes() * lines + spec.size.sum_planes() * plane(outer * block(inner))
         };
         let levels = fold::levels(subtrees.longest()) * outer * part * spec.size.weights();
         let scratch = floats(part).max(floats(part.min(FEWER_INNER))) + levels;
@@ -155,14 +159,8 @@ impl Parts {
         Parts {
             isa,
             size: spec.size,
-            input: windows(
-                spec.input,
-                transforms.input,
-                spec.size.window(),
-                spec.before,
-                spec.size.taps() as isize - 1,
-            ),
-            gradient: windows(spec.gradient, transforms.gradient, spec.size.tile(), [0, 0], 0),
+            input: windows(spec.input, transforms.input, [window, window, spec.size.stride()], spec.before),
+            gradient: windows(spec.gradient, transforms.gradient, [tile, sums, 1], [0, 0]),
             leaves,
             outers,
             inners,
@@ -173,7 +171,7 @@ impl Parts {
             scratch,
             block,
             rows: (0..inner * BLOCK).map(|c| (c / BLOCK * block * BLOCK + c % BLOCK) as u32).collect(),
-            lines: lines(inner * BLOCK),
+            lines: super::lines(inner * BLOCK),
             to: if subtrees.is_whole() { Operand::ParameterGradient(0) } else { Operand::Internal(spec.number) },
             subtrees,
         }
@@ -198,14 +196,14 @@ impl Parts {
         self.subtrees.ranges.len() * self.outers.div_ceil(self.outer) * self.inners.div_ceil(self.part)
     }
 
-    /// Floats of the planes of so many blocks of the tiles taken at once.
-    fn planes(&self, blocks: usize) -> usize {
-        self.size.planes() * plane(blocks * self.block)
+    /// Distances between planes of the input and of the gradient of the tiles taken at once, and of the sums of one outer block.
+    fn distances(&self) -> [usize; 3] {
+        [self.inner * self.block, self.outer * self.block, self.inner * BLOCK].map(plane)
     }
 
     /// Floats of the sums in planes of one outer block.
     fn sums(&self) -> usize {
-        self.size.planes() * plane(self.inner * BLOCK)
+        self.size.planes() * self.distances()[2]
     }
 
     fn work(&self) -> Work {
@@ -290,8 +288,8 @@ impl Parts {
         into: &mut [f32],
     ) {
         let (x, dy) = (operands.floats(Operand::Input(0)), operands.floats(Operand::OutputGradient));
-        let (from, by) = planes.split_at_mut(self.planes(self.inner));
-        let (p, r, t) = (plane(self.inner * self.block), plane(self.outer * self.block), plane(self.inner * BLOCK));
+        let [p, r, t] = self.distances();
+        let (from, by) = planes.split_at_mut(self.size.planes() * p);
         let tiles = self.leaves[leaf].clone();
         let channels = self.channels(inner);
         for first in tiles.clone().step_by(self.block) {
@@ -312,7 +310,7 @@ impl Parts {
                 let place = |i: usize| if once { i - group.start } else { i };
                 for q in 0..self.size.planes() {
                     for run in parts(group.clone(), self.isa.blocks) {
-                        let by = &by[q * r + run.start * self.block * BLOCK..];
+                        let by = &by[self.size.sum_plane(q) * r + run.start * self.block * BLOCK..];
                         let sums =
                             &mut sums[place(run.start) * self.sums() + q * t..][..(run.len() - 1) * self.sums() + t];
                         let narrow = run.len() == 1 && self.pairs.outer.narrow(outer.start + run.start);
@@ -337,7 +335,8 @@ impl Kernel for Parts {
         let part = |number: usize, size: usize, all: usize| number * size..((number + 1) * size).min(all);
         let outer = part(tile / columns, self.outer, self.outers);
         let inner = part(tile % columns, self.part, self.inners);
-        let (planes, rest) = scratch.split_at_mut(self.planes(self.inner) + self.planes(self.outer));
+        let [p, r, _] = self.distances();
+        let (planes, rest) = scratch.split_at_mut(self.size.planes() * p + self.size.sum_planes() * r);
         let (sums, rest) = rest.split_at_mut(self.outer * self.sums());
         let len = outer.len() * inner.len() * self.size.weights();
         let mut levels: [&mut [f32]; 24] = Default::default();

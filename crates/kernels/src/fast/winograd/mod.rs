@@ -1,8 +1,12 @@
-//! Winograd's convolutions F(4x4, 3x3), F(2x2, 3x3) and F(2x2, 5x5): stride 1, all three passes.
+//! Winograd's convolutions F(4x4, 3x3), F(2x2, 3x3) and F(2x2, 5x5) of stride 1, and F(4x4, 3x3) of stride 2: all three passes.
 //!
 //! Outputs are cut into tiles of m x m points. Inputs, weights and gradients are transformed to `(m + r - 1)²` planes; in each
 //! plane a convolution is a matrix product (a sweep), which is transformed back. An input gradient is the same on transposed,
 //! flipped weights; or it is forward's adjoint, step by step, where that has clearly fewer tiles (`adjoint.rs`).
+//!
+//! With stride 2 every other input meets the outer taps, and those between the middle one. Both are transformed, to planes of their own,
+//! and what they have at the same point is one sum: 81 planes of inputs and weights, 25 of sums, 5.1 products for an output instead of 9.
+//! The input gradient is always forward's adjoint.
 //!
 //! Two ways, with the same bits. *Fused*: a worker takes some tiles through all steps in its scratch: for many tiles and few
 //! channels. *Staged*: each step is a stage over all tiles, so that weights are read once: for few tiles and many channels.
@@ -41,7 +45,7 @@ const LEAF_TILES: usize = if cfg!(test) { 1 } else { 12 };
 /// Lines that a tile of a transform should write: about 100 microseconds.
 const TILE_LINES: usize = 16 << 10;
 
-/// Which of the three.
+/// Which of the four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// F(4x4, 3x3).
@@ -50,37 +54,52 @@ pub enum Size {
     Two,
     /// F(2x2, 5x5), on the points of F(4x4, 3x3); [`Winograd`] says how both round.
     Wide,
+    /// F(4x4, 3x3) of stride 2.
+    Stepped,
+}
+
+/// A square window, the same along both axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Square {
+    pub taps: usize,
+    pub stride: usize,
 }
 
 impl Size {
-    /// The size for square windows of so many taps, if any pays: the one with the fewest products, if those are fewer by half than
-    /// of windows over the output.
-    pub fn choose(setting: Winograd, taps: usize, output: Shape) -> Option<Size> {
-        let (size, products) = Size::fewest(setting, taps, output)?;
-        pays(products, taps, output).then_some(size)
+    /// The size for such windows, if any pays: the one with the fewest products, if those are fewer by half than of windows over the
+    /// output.
+    pub fn choose(setting: Winograd, square: Square, output: Shape) -> Option<Size> {
+        let (size, products) = Size::fewest(setting, square, output)?;
+        pays(products, square.taps, output).then_some(size)
     }
 
     /// The same for the input gradient, and how: over tiles of the input, or as forward's adjoint if the output has fewer by a sixth, as
     /// small images without padding have. Adding windows costs more than writing tiles: with 3 % fewer, 16 samples of 16 channels on
     /// 226 x 226 points took 33 ms instead of 26; with 23 % fewer, of 64 and 256 channels on 30 x 30 a tenth to a quarter less.
-    pub fn choose_for_input(setting: Winograd, taps: usize, input: Shape, output: Shape) -> Option<(Size, Direction)> {
-        let over_input = Size::fewest(setting, taps, input)?;
-        let over_output = Size::fewest(setting, taps, output)?;
-        let ((size, products), direction) = match 6 * over_output.1 <= 5 * over_input.1 {
-            true => (over_output, Direction::Adjoint),
-            false => (over_input, Direction::Backward),
+    pub fn choose_for_input(
+        setting: Winograd,
+        square: Square,
+        input: Shape,
+        output: Shape,
+    ) -> Option<(Size, Direction)> {
+        let over_output = Size::fewest(setting, square, output)?;
+        let over_input = if square.stride == 1 { Size::fewest(setting, square, input) } else { None };
+        let ((size, products), direction) = match over_input {
+            Some(over_input) if 6 * over_output.1 > 5 * over_input.1 => (over_input, Direction::Backward),
+            _ => (over_output, Direction::Adjoint),
         };
-        pays(products, taps, output).then_some((size, direction))
+        pays(products, square.taps, output).then_some((size, direction))
     }
 
     /// The size with the fewest products for the planes of such a tensor's tiles, and how many.
-    fn fewest(setting: Winograd, taps: usize, tiled: Shape) -> Option<(Size, usize)> {
+    fn fewest(setting: Winograd, square: Square, tiled: Shape) -> Option<(Size, usize)> {
         let [_, height, width] = tiled.space();
         let products = |size: Size| size.planes() * height.div_ceil(size.tile()) * width.div_ceil(size.tile());
-        let sizes: &[Size] = match (setting, taps) {
-            (Winograd::Four, 3) => &[Size::Two, Size::Four],
-            (Winograd::Two, 3) => &[Size::Two],
-            (Winograd::Four, 5) => &[Size::Wide],
+        let sizes: &[Size] = match (setting, square.taps, square.stride) {
+            (Winograd::Four, 3, 1) => &[Size::Two, Size::Four],
+            (Winograd::Two, 3, 1) => &[Size::Two],
+            (Winograd::Four, 5, 1) => &[Size::Wide],
+            (Winograd::Four, 3, 2) => &[Size::Stepped],
             _ => &[],
         };
         sizes.iter().map(|&size| (size, products(size))).min_by_key(|found| found.1)
@@ -88,8 +107,8 @@ impl Size {
 
     /// The same for a weight gradient summed over so many leaves: a leaf's sums are transformed back, and that pays only where a
     /// leaf has enough tiles.
-    pub fn choose_for_weights(setting: Winograd, taps: usize, output: Shape, leaves: usize) -> Option<Size> {
-        let size = Size::choose(setting, taps, output)?;
+    pub fn choose_for_weights(setting: Winograd, square: Square, output: Shape, leaves: usize) -> Option<Size> {
+        let size = Size::choose(setting, square, output)?;
         let [depth, height, width] = output.space();
         let per_sample = depth * height.div_ceil(size.tile()) * width.div_ceil(size.tile());
         let per_leaf = output.samples().div_ceil(leaves.max(1)) * per_sample;
@@ -99,7 +118,7 @@ impl Size {
     /// Points of a tile along an axis.
     pub fn tile(self) -> usize {
         match self {
-            Size::Four => 4,
+            Size::Four | Size::Stepped => 4,
             Size::Two | Size::Wide => 2,
         }
     }
@@ -107,9 +126,13 @@ impl Size {
     /// Taps of a window along an axis.
     fn taps(self) -> usize {
         match self {
-            Size::Four | Size::Two => 3,
+            Size::Four | Size::Two | Size::Stepped => 3,
             Size::Wide => 5,
         }
+    }
+
+    fn stride(self) -> usize {
+        if self == Size::Stepped { 2 } else { 1 }
     }
 
     /// Floats of the weights between two blocks.
@@ -117,21 +140,47 @@ impl Size {
         self.taps() * self.taps() * PAIR
     }
 
-    /// Points along an axis of the window that a tile reads.
+    /// Points along an axis of the window that a tile reads, and of its planes.
     fn window(self) -> usize {
-        self.tile() + self.taps() - 1
+        self.stride() * (self.tile() - 1) + self.taps()
     }
 
-    /// Planes of the transform domain.
+    /// Planes of the transform domain in which inputs and weights are.
     pub fn planes(self) -> usize {
         self.window() * self.window()
     }
 
-    fn transforms(self, isa: &Isa) -> &Transforms {
+    /// The point along an axis at which each plane's products are summed: those of the outer taps, then those of the middle one.
+    fn sum_points(self) -> &'static [usize] {
+        match self {
+            Size::Two => &[0, 1, 2, 3],
+            Size::Four | Size::Wide => &[0, 1, 2, 3, 4, 5],
+            Size::Stepped => &[0, 1, 2, 3, 4, 0, 1, 2, 4],
+        }
+    }
+
+    /// Points of sums along an axis.
+    fn sum_window(self) -> usize {
+        if self == Size::Stepped { 5 } else { self.window() }
+    }
+
+    /// Planes of sums.
+    fn sum_planes(self) -> usize {
+        self.sum_window() * self.sum_window()
+    }
+
+    /// The plane in which the products of plane `q` are summed.
+    fn sum_plane(self, q: usize) -> usize {
+        let [row, column] = [q / self.window(), q % self.window()].map(|i| self.sum_points()[i]);
+        row * self.sum_window() + column
+    }
+
+    fn transforms(self, isa: &'static Isa) -> &'static Transforms {
         match self {
             Size::Four => &isa.four,
             Size::Two => &isa.two,
             Size::Wide => &isa.wide,
+            Size::Stepped => &isa.stepped,
         }
     }
 }
@@ -218,13 +267,18 @@ struct Windows {
     grid: Grid,
     layout: Layout,
     transform: Transform,
-    /// Points of a window along an axis, and of the planes' transform.
+    /// Points of a window along an axis, and of its planes.
     size: usize,
-    window: usize,
-    /// How far before a tile its window begins along height and width, and by how much it is longer.
+    planes: usize,
+    /// Points from one to the next that the tile's points begin at; how far before the first the window begins along height and width, and by
+    /// how much it is longer than they reach.
+    stride: isize,
     before: [isize; 2],
     longer: isize,
 }
+
+/// Points of the largest window.
+const MOST_POINTS: usize = 81;
 
 impl Windows {
     /// Tiles of some blocks to planes. The first tile's line of the first block and plane is at `to`; planes and blocks are
@@ -265,22 +319,24 @@ impl Windows {
     unsafe fn one(&self, data: &[f32], block: usize, tile: usize, to: *mut f32, distance: usize) {
         let at = self.grid.place(tile);
         let whole = (0..2).all(|a| at.inside[a].1 - at.inside[a].0 == self.grid.tile);
-        let [h, w] = [0, 1].map(|a| at.inside[a].0 - self.before[a]);
+        let [h, w] = [0, 1].map(|a| self.stride * at.inside[a].0 - self.before[a]);
         let mut copy;
         let (source, from) = if whole {
             let source = &data[self.layout.offset(at.n, block, at.d, h, w)..];
             // Two tiles on: rows of a block are far apart, and the processor does not foresee them.
-            let ahead = (2 * self.grid.tile as usize + self.longer as usize) * BLOCK;
+            let tile = (self.stride * self.grid.tile) as usize;
+            let ahead = (2 * tile + self.longer as usize) * BLOCK;
             for row in 0..self.size {
-                for line in 0..self.grid.tile as usize {
+                for line in 0..tile {
                     prefetch(source.as_ptr().wrapping_add(row * self.layout.row + ahead + line * BLOCK));
                 }
             }
             (source, (self.layout.row, BLOCK))
         } else {
-            copy = [0f32; 36 * BLOCK];
-            let [rows, columns] = [0, 1].map(|a| (at.inside[a].1 - at.inside[a].0 + self.longer) as usize);
-            let [down, right] = [0, 1].map(|a| (at.inside[a].0 - at.start[a]) as usize);
+            copy = [0f32; MOST_POINTS * BLOCK];
+            let [rows, columns] =
+                [0, 1].map(|a| (self.stride * (at.inside[a].1 - at.inside[a].0) + self.longer) as usize);
+            let [down, right] = [0, 1].map(|a| (self.stride * (at.inside[a].0 - at.start[a])) as usize);
             for row in 0..rows {
                 let from = self.layout.offset(at.n, block, at.d, h + row as isize, w);
                 let to = ((down + row) * self.size + right) * BLOCK;
@@ -290,14 +346,14 @@ impl Windows {
         };
         debug_assert!((self.size - 1) * from.0 + self.size * BLOCK <= source.len(), "bug: a window outside");
         // SAFETY: the window is inside `source`, as asserted; the rest is the caller's promise.
-        unsafe { (self.transform)(source.as_ptr(), from, to, (self.window * distance, distance), &After::NOTHING) };
+        unsafe { (self.transform)(source.as_ptr(), from, to, (self.planes * distance, distance), &After::NOTHING) };
     }
 }
 
-/// Tiles that a fused pass takes at once, for so many channel blocks in scratch.
-fn at_once(size: Size, blocks: usize) -> usize {
+/// Tiles that a fused pass takes at once, for so many lines of each in scratch.
+fn at_once(size: Size, lines: usize) -> usize {
     let most = FUSED_TILES * if size == Size::Two { 2 } else { 1 };
-    (SCRATCH / (size.planes() * blocks * BLOCK)).clamp(FEWEST_TILES, most)
+    (SCRATCH / (lines * BLOCK)).clamp(FEWEST_TILES, most)
 }
 
 /// `len` in parts of at most `most`, all about as long: how long.

@@ -1,6 +1,6 @@
 //! Winograd's convolutions against the reference, and what may not change a bit.
 
-use super::{Direction, FORCED, Size};
+use super::{Direction, FORCED, Size, Square};
 use crate::fast::isa::{self, Set};
 use crate::fast::twin;
 use crate::fast::windowed::{FORWARD, GRADIENT};
@@ -9,15 +9,26 @@ use crate::{Layout, Mode, Pass, Winograd};
 use convoy_net::layers::{Activation, Convolution, Windows};
 use convoy_net::{Axis, Edge, Kind, Region, Shape};
 
-/// A random layer and input, with so many taps along an axis; one in three has no padding, and fewer tiles of the output than of
-/// the input. `even`: the output's sizes are multiples of 8, so that halves are whole tiles.
-fn problem(seed: u64, taps: usize, even: bool) -> Option<Problem> {
+const THREE: Square = Square { taps: 3, stride: 1 };
+const FIVE: Square = Square { taps: 5, stride: 1 };
+const STEPPED: Square = Square { taps: 3, stride: 2 };
+
+/// A random layer and input with such windows; one in three has no padding, and fewer tiles of the output than of the input. `even`: the
+/// output's sizes are multiples of 8, so that halves are whole tiles.
+fn problem(seed: u64, square: Square, even: bool) -> Option<Problem> {
+    let Square { taps, stride } = square;
     let mut numbers = Numbers::new(seed);
     let padded = numbers.below(3) > 0;
     let most = if padded { [4, 3] } else { [1, 1] };
     let padding: Vec<[usize; 2]> = (0..2).map(|_| most.map(|most| numbers.below(most))).collect();
     let mut size = |axis: usize| match even {
-        true => 8 * (1 + numbers.below(2)) + taps - 1 - padding[axis].iter().sum::<usize>(),
+        true => stride * (8 * (1 + numbers.below(2)) - 1) + taps - padding[axis].iter().sum::<usize>(),
+        // With stride 2, what pays is near to whole tiles.
+        false if stride == 2 => {
+            let output = 4 * (1 + numbers.below(3)) - numbers.below(2) * numbers.below(2);
+            let used = stride * (output - 1) + taps + numbers.below(2);
+            used - padding[axis].iter().sum::<usize>()
+        }
         false if padded => 1 + numbers.below(14),
         false => 4 * (1 + numbers.below(2)) - numbers.below(2) + taps - 1,
     };
@@ -25,7 +36,7 @@ fn problem(seed: u64, taps: usize, even: bool) -> Option<Problem> {
     let (channels, filters) = (16 + numbers.below(25), 16 + numbers.below(25));
     let shape = Shape([1 + numbers.below(9), channels, 1 + numbers.below(2), h, w]);
     let edge = if numbers.below(3) == 0 { Edge::Periodic } else { Edge::Zero };
-    let windows = Windows { padding, ..Windows::new(&[taps, taps]) };
+    let windows = Windows { padding, stride: vec![stride; 2], ..Windows::new(&[taps, taps]) };
     let layer = Convolution { windows, edge, bias: numbers.below(2) == 0, ..Convolution::new(filters, &[taps, taps]) };
     let kind = Kind::Convolution(layer);
     let output = kind.operation().infer(&[shape]).ok()?;
@@ -41,7 +52,7 @@ fn two(problem: Problem) -> Problem {
     Problem { winograd: Winograd::Two, exact: true, ..problem }
 }
 
-/// F(4x4, 3x3) and F(2x2, 5x5) round. An output is a sum of `terms` products; transforms add the rounding of about a hundred more.
+/// The others round. An output is a sum of `terms` products; transforms add the rounding of about a hundred more.
 fn four(problem: Problem) -> Problem {
     let output = problem.output();
     let taps = problem.kind.operation().parameters(&problem.inputs)[0].shape[2..].iter().product::<usize>();
@@ -51,21 +62,26 @@ fn four(problem: Problem) -> Problem {
     Problem { winograd: Winograd::Four, exact: false, tolerance, accumulate: false, ..problem }
 }
 
-/// With windows of three by three.
-fn problems(count: u64, even: bool) -> impl Iterator<Item = Problem> {
-    (0..count).filter_map(move |seed| problem(seed, 3, even))
+fn problems(square: Square, count: u64, even: bool) -> impl Iterator<Item = Problem> {
+    (0..count).filter_map(move |seed| problem(seed, square, even))
 }
 
-/// Of both kinds of windows.
+/// Of all kinds of windows.
 fn all_problems(count: u64, even: bool) -> impl Iterator<Item = Problem> {
-    problems(count, even).chain((0..count).filter_map(move |seed| problem(seed, 5, even)))
+    [THREE, FIVE, STEPPED].into_iter().flat_map(move |square| problems(square, count, even))
+}
+
+/// The problem's window.
+fn square(problem: &Problem) -> Square {
+    let Kind::Convolution(layer) = &problem.kind else { panic!("{problem:?}") };
+    let (taps, stride, ..) = layer.windows.along(2);
+    Square { taps, stride }
 }
 
 /// The size of an input gradient that is forward's adjoint, if this one is.
 fn adjoint(problem: &Problem) -> Option<Size> {
-    let Kind::Convolution(layer) = &problem.kind else { panic!("{problem:?}") };
-    let taps = layer.windows.along(2).0;
-    let (size, direction) = Size::choose_for_input(problem.winograd, taps, problem.inputs[0], problem.output())?;
+    let square = square(problem);
+    let (size, direction) = Size::choose_for_input(problem.winograd, square, problem.inputs[0], problem.output())?;
     (direction == Direction::Adjoint).then_some(size)
 }
 
@@ -81,7 +97,7 @@ fn both_ways<T>(mut f: impl FnMut() -> T) -> [T; 2] {
 
 #[test]
 fn layers_agree_with_their_references() {
-    for problem in problems(24, false).map(two).chain(all_problems(24, false).map(four)) {
+    for problem in problems(THREE, 24, false).map(two).chain(all_problems(24, false).map(four)) {
         both_ways(|| check(&problem));
     }
 }
@@ -98,7 +114,7 @@ fn clamps_agree_with_their_references() {
 
 #[test]
 fn halves_of_whole_tiles_have_the_bits_of_the_whole() {
-    for problem in problems(12, true).map(two).chain(all_problems(12, true).map(four)) {
+    for problem in problems(THREE, 12, true).map(two).chain(all_problems(12, true).map(four)) {
         both_ways(|| halves(&problem));
     }
 }
@@ -113,10 +129,9 @@ fn bits(outcome: &Outcome) -> Vec<u32> {
 /// block of channels there are at least two.
 #[test]
 fn problems_have_several_tiles() {
-    let wide = (0..24).filter_map(|seed| problem(seed, 5, false));
-    let kinds: [Vec<Problem>; 3] =
-        [problems(24, false).map(two).collect(), problems(24, false).map(four).collect(), wide.map(four).collect()];
-    for problems in kinds {
+    let small = problems(THREE, 24, false).map(two).collect::<Vec<_>>();
+    let others = [THREE, FIVE, STEPPED].map(|square| problems(square, 24, false).map(four).collect());
+    for problems in [small].into_iter().chain(others) {
         let most_have = |pass: Pass, least: usize| {
             let tiles = |p: &Problem| p.stages().iter().find(|s| s.pass == pass).map_or(0, |s| s.tiles);
             let several = problems.iter().filter(|p| tiles(p) >= least).count();
@@ -136,8 +151,8 @@ fn problems_have_several_tiles() {
 /// Of every size, some input gradients are forward's adjoint, with and without a gradient that is there already.
 #[test]
 fn problems_have_adjoints() {
-    let problems: Vec<Problem> = problems(16, false).map(two).chain(all_problems(16, false).map(four)).collect();
-    for size in [Size::Four, Size::Two, Size::Wide] {
+    let problems: Vec<Problem> = problems(THREE, 16, false).map(two).chain(all_problems(16, false).map(four)).collect();
+    for size in [Size::Four, Size::Two, Size::Wide, Size::Stepped] {
         let adjoints: Vec<&Problem> = problems.iter().filter(|p| adjoint(p) == Some(size)).collect();
         let tiles = |p: &Problem| p.stages().last().map_or(0, |stage| stage.tiles);
         let several = adjoints.iter().filter(|p| tiles(p) >= 3).count();
@@ -166,11 +181,13 @@ fn stages_tile_orders_and_instruction_sets_agree_to_the_bit() {
 /// Whether all tiles of forward's adjoint whose windows touch point `at` along an axis are read in full by `part`.
 fn whole_tiles(problem: &Problem, size: Size, axis: Axis, part: (isize, isize), at: isize) -> bool {
     let Kind::Convolution(layer) = &problem.kind else { panic!("{problem:?}") };
-    let (taps, _, _, [before, _]) = layer.windows.along(axis as usize - Axis::Depth as usize);
-    let (taps, before, output) = (taps as isize, before as isize, problem.output().along(axis) as isize);
+    let (taps, stride, _, [before, _]) = layer.windows.along(axis as usize - Axis::Depth as usize);
+    let [taps, stride, before, output] = [taps, stride, before, problem.output().along(axis)].map(|n| n as isize);
     let (tile, window) = (size.tile() as isize, size.window() as isize);
-    let (first, end) = ((part.0 + before + 1 - taps).max(0), (part.1 + before).min(output));
-    let touches = |start: &isize| (start - before..start - before + window).contains(&at);
+    let reads = |o: &isize| (o * stride - before..o * stride - before + taps).any(|i| (part.0..part.1).contains(&i));
+    let reaching: Vec<isize> = (0..output).filter(reads).collect();
+    let (first, end) = (reaching.first().copied().unwrap_or(0), reaching.last().map_or(0, |last| last + 1));
+    let touches = |start: &isize| (start * stride - before..start * stride - before + window).contains(&at);
     (0..output).step_by(tile as usize).filter(touches).all(|s| first <= s && (s + tile).min(output) <= end)
 }
 
@@ -269,15 +286,17 @@ fn rounding_errors_are_as_stated() {
         let four = |most| (Winograd::Four, "winograd 4x4", most);
         let wide = |most| (Winograd::Four, "winograd 2x2 of 5x5", most);
         // Without padding, of the same outputs, most input gradients are forward's adjoint.
-        for (taps, padding, settings) in [
-            (3, 1, vec![two([1.2; 3]), four([5.0; 3])]),
-            (5, 2, vec![wide([4.0, 4.0, 7.5])]),
-            (3, 0, vec![two([1.2; 3]), four([5.0; 3])]),
-            (5, 0, vec![wide([4.0, 4.0, 7.5])]),
+        let stepped = |most| (Winograd::Four, "winograd 4x4 of stride 2", most);
+        for (Square { taps, stride }, padding, settings) in [
+            (THREE, 1, vec![two([1.2; 3]), four([5.0; 3])]),
+            (FIVE, 2, vec![wide([4.0, 4.0, 7.5])]),
+            (THREE, 0, vec![two([1.2; 3]), four([5.0; 3])]),
+            (FIVE, 0, vec![wide([4.0, 4.0, 7.5])]),
+            (STEPPED, 1, vec![stepped([5.0; 3])]),
         ] {
-            let layer = Convolution::new(filters, &[taps, taps]).padding(padding).no_bias();
-            let larger = taps - 1 - 2 * padding;
-            let shape = Shape([n, channels, 1, h + larger, w + larger]);
+            let layer = Convolution::new(filters, &[taps, taps]).padding(padding).stride(stride).no_bias();
+            let size = |output: usize| stride * (output - 1) + taps - 2 * padding;
+            let shape = Shape([n, channels, 1, size(h), size(w)]);
             let problem = Problem::new(Kind::Convolution(layer), &[shape]);
             let values = problem.values();
             let reference = problem.reference(&values);
@@ -285,7 +304,7 @@ fn rounding_errors_are_as_stated() {
             for (winograd, algorithm, most) in settings {
                 let problem = Problem { winograd, ..problem.clone() };
                 if adjoint(&problem).is_some() {
-                    assert_eq!(padding, 0);
+                    assert!(padding == 0 || stride == 2);
                     adjoints.insert(algorithm);
                 }
                 let geometry = problem.geometry();
@@ -298,13 +317,13 @@ fn rounding_errors_are_as_stated() {
             }
         }
     }
-    assert_eq!(adjoints.len(), 3, "{adjoints:?}");
+    assert_eq!(adjoints.len(), 4, "{adjoints:?}");
 }
 
 #[test]
 fn the_size_follows_from_the_output() {
     let shape = |h, w| Shape([1, 16, 1, h, w]);
-    let size = |setting, h, w| Size::choose(setting, 3, shape(h, w));
+    let size = |setting, h, w| Size::choose(setting, THREE, shape(h, w));
     assert_eq!(size(Winograd::Four, 56, 56), Some(Size::Four));
     assert_eq!(size(Winograd::Four, 7, 7), Some(Size::Four));
     assert_eq!(size(Winograd::Four, 5, 5), Some(Size::Two), "as many products, and it rounds less");
@@ -312,11 +331,18 @@ fn the_size_follows_from_the_output() {
     assert_eq!(size(Winograd::Four, 1, 1), None);
     assert_eq!(size(Winograd::Two, 56, 56), Some(Size::Two));
     assert_eq!(size(Winograd::Off, 56, 56), None);
-    let wide = |setting| Size::choose(setting, 5, shape(8, 8));
+    let wide = |setting| Size::choose(setting, FIVE, shape(8, 8));
     assert_eq!([Winograd::Four, Winograd::Two, Winograd::Off].map(wide), [Some(Size::Wide), None, None]);
-    assert_eq!(Size::choose(Winograd::Four, 4, shape(8, 8)), None);
+    assert_eq!(Size::choose(Winograd::Four, Square { taps: 4, stride: 1 }, shape(8, 8)), None);
+    let stepped = |setting, points| Size::choose(setting, STEPPED, shape(points, points));
+    assert_eq!([28, 16, 8, 4].map(|points| stepped(Winograd::Four, points)), [Some(Size::Stepped); 4]);
+    assert_eq!([14, 7].map(|points| stepped(Winograd::Four, points)), [None; 2], "tiles at the ends have too little");
+    assert_eq!([Winograd::Two, Winograd::Off].map(|setting| stepped(setting, 16)), [None; 2]);
+    assert_eq!(Size::choose(Winograd::Four, Square { taps: 5, stride: 2 }, shape(8, 8)), None);
+    let over = Size::choose_for_input(Winograd::Four, STEPPED, shape(16, 16), shape(8, 8));
+    assert_eq!(over, Some((Size::Stepped, Direction::Adjoint)));
     let back = |taps, input: usize, output: usize| {
-        Size::choose_for_input(Winograd::Four, taps, shape(input, input), shape(output, output))
+        Size::choose_for_input(Winograd::Four, Square { taps, stride: 1 }, shape(input, input), shape(output, output))
     };
     assert_eq!(back(5, 12, 8), Some((Size::Wide, Direction::Adjoint)), "without padding the output has fewer tiles");
     assert_eq!(back(5, 8, 8), Some((Size::Wide, Direction::Backward)));
