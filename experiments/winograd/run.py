@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does the tile of Winograd convolutions change what a network learns?
 
-    python3 run.py --convoy target/release/convoy --cifar DIR --out results/<date>-<machine> [--seeds 5]
+    python3 run.py --convoy target/release/convoy --cifar DIR --out results/<date>-<machine> [--seeds 5] [--nets resnet20] [--tiles 4x4,off]
     python3 run.py --table results/<date>-<machine>
 
 Trains resnet20 on CIFAR-10's binary files in DIR (any number of records) and unet on drawings of disks whose points are to be
@@ -60,8 +60,8 @@ def measure(args):
     with tempfile.TemporaryDirectory() as work, open(out / "raw.jsonl", "a") as raw:
         work = pathlib.Path(work)
         for seed in range(1, args.seeds + 1):
-            for net, flags in cases(args, work / "data"):
-                for tile in (tile for tile in SETTINGS if (net, seed, tile) not in done_before):
+            for net, flags in (case for case in cases(args, work / "data") if case[0] in args.nets.split(",")):
+                for tile in (tile for tile in args.tiles.split(",") if (net, seed, tile) not in done_before):
                     command = [args.convoy, "train", *flags, "--seed", str(seed), "--winograd", tile, "--folder", str(work / "runs"), "--json"]
                     done = subprocess.run(command, capture_output=True, text=True)
                     if done.returncode != 0:
@@ -78,12 +78,12 @@ def summarise(folder):
     error = lambda values: statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else float("nan")
     for net in dict.fromkeys(r["net"] for r in runs):
         of = {tile: {r["seed"]: r for r in runs if r["net"] == net and r["winograd"] == tile} for tile in SETTINGS}
-        for tile in SETTINGS:
+        for tile in filter(of.get, SETTINGS):
             accuracy = [100 * r["test_accuracy"] for r in of[tile].values()]
             apart = [100 * (of[tile][seed]["test_accuracy"] - of["off"][seed]["test_accuracy"]) for seed in of[tile] if seed in of["off"]]
             loss = statistics.mean(r["train_loss"] for r in of[tile].values())
             lines.append(f"| {net} | {tile} | {len(accuracy)} | {statistics.mean(accuracy):.2f} ± {error(accuracy):.2f} "
-                         + (f"| {statistics.mean(apart):+.2f} ± {error(apart):.2f} " if tile != "off" else "| ") + f"| {loss:.4f} |")
+                         + (f"| {statistics.mean(apart):+.2f} ± {error(apart):.2f} " if tile != "off" and apart else "| ") + f"| {loss:.4f} |")
     (folder / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
@@ -95,6 +95,8 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5, help="of resnet20")
+    parser.add_argument("--nets", default="resnet20,unet")
+    parser.add_argument("--tiles", default=",".join(SETTINGS))
     parser.add_argument("--table", help="only the table of results that are there")
     args = parser.parse_args()
     if not args.table:

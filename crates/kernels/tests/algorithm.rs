@@ -84,9 +84,8 @@ fn a_pass_has_the_products_of_the_algorithm_it_is_said_to_have() {
     let kept = |(batch, points, taps, winograd, said)| {
         (Problem { batch, points, taps, padding: taps / 2, stride: 1, winograd }, said)
     };
-    let unpadded = |batch, points, taps, winograd, said| {
-        (Problem { batch, points, taps, padding: 0, stride: 1, winograd }, said)
-    };
+    let unpadded =
+        |batch, points, taps, winograd, said| (Problem { batch, points, taps, padding: 0, stride: 1, winograd }, said);
     let halved = |batch, points, taps, winograd, said| {
         (Problem { batch, points, taps, padding: taps / 2, stride: 2, winograd }, said)
     };
