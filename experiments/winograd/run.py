@@ -67,6 +67,7 @@ def measure(args):
                     if done.returncode != 0:
                         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
                     found = json.loads(done.stdout.splitlines()[-1])
+                    found["run"] = pathlib.Path(found["run"]).name
                     raw.write(json.dumps({"net": net, "seed": seed, "winograd": tile, **found}) + "\n")
                     raw.flush()
                     print(net, seed, tile, found["test_accuracy"], flush=True)

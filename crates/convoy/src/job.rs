@@ -181,7 +181,7 @@ impl ParallelFields {
             (false, Sums::Library) => SumOrder::Library,
         };
         let halos = if self.overlap { Halos::Overlapped } else { Halos::Waited };
-        Division { norm: self.batch_norm, home: self.home, sums, halos }
+        Division { norm: self.batch_norm, home: self.home, sums, halos, leaf_samples: None }
     }
 }
 

@@ -2,12 +2,11 @@
 //!
 //! The algorithm of a pass follows from a layer's shape over all ranks and samples: any strategy has that of one rank.
 
-use convoy_kernels::{Geometry, Pass, fast};
+use convoy_kernels::{Pass, fast};
 use convoy_net::{Error, LayerId, Network};
-use convoy_program::{Action, Options, Subject, lower_ops};
+use convoy_program::{Action, Division, Options, Subject, lower_ops};
 use convoy_split::{Rank, Strategy};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// What is done for a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,15 +45,11 @@ pub fn algorithm(network: &Network, action: &Action) -> Option<(LayerId, Pass, &
 
 /// By layer: how each part of it is computed, where there are several ways.
 pub fn algorithms(network: &Network, options: &Options) -> Result<Vec<BTreeMap<Part, &'static str>>, Error> {
-    // The passes are those of any batch, and of a large one on one rank they would take many seconds to lay out.
-    let one = Options { batch: 1, ..*options };
-    let mut program = lower_ops(network, &Strategy::single(network), Rank(0), &one)?;
+    // The passes are those of any batch with such leaves, and of a large one on one rank they would take many seconds to lay out.
+    let division = Division { leaf_samples: Some(options.leaf_samples()), ..options.division };
+    let program = lower_ops(network, &Strategy::single(network), Rank(0), &Options { batch: 1, division, ..*options })?;
     let mut algorithms = vec![BTreeMap::new(); network.layers.len()];
-    for op in &mut program.ops {
-        if let Action::Compute { geometry, .. } = &mut op.action {
-            let Geometry { inputs, output, .. } = Arc::make_mut(geometry);
-            inputs.iter_mut().chain([output]).for_each(|tensor| tensor.shape.0[0] = options.batch);
-        }
+    for op in &program.ops {
         if let Some((layer, pass, algorithm)) = algorithm(network, &op.action) {
             algorithms[layer.0].insert(Part::of(pass).expect("bug: an algorithm of no part"), algorithm);
         }

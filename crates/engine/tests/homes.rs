@@ -7,8 +7,13 @@ use convoy_program::{Division, Halos, Home, NormOver, ParameterHome, Program, Su
 use convoy_split::{Rank, Strategy};
 use harness::*;
 
-const SHARDED: Division =
-    Division { norm: NormOver::Global, home: ParameterHome::Sharded, sums: SumOrder::Tree, halos: Halos::Overlapped };
+const SHARDED: Division = Division {
+    norm: NormOver::Global,
+    home: ParameterHome::Sharded,
+    sums: SumOrder::Tree,
+    halos: Halos::Overlapped,
+    leaf_samples: None,
+};
 
 #[test]
 fn sharded_parameters_have_the_bits_of_those_that_are_everywhere() {

@@ -166,6 +166,7 @@ fn geometry(kind: &Kind, input: Shape, first: bool, winograd: Winograd) -> Geome
         layer: 0,
         mode: Mode::Train,
         leaves: 8,
+        leaf_samples: output.samples().div_ceil(8),
         inputs: vec![Tensor { shape: input, layout }],
         output: Tensor { shape: output, layout: Layout::blocked(margin(y)) },
         region: y,

@@ -120,6 +120,8 @@ pub struct Geometry {
     pub mode: Mode,
     /// Into how many groups of consecutive samples sums over the global batch are cut.
     pub leaves: usize,
+    /// Samples of the largest of them: which algorithm a weight gradient takes depends on it.
+    pub leaf_samples: usize,
     pub inputs: Vec<Tensor>,
     pub output: Tensor,
     /// The part of the output to compute; sums over samples run over it.

@@ -263,6 +263,7 @@ impl Problem {
             layer: 7,
             mode: self.mode,
             leaves: 8,
+            leaf_samples: self.output().samples().div_ceil(8),
             accumulate: vec![self.accumulate; inputs.len()],
             winograd: self.winograd,
             inputs,

@@ -40,6 +40,7 @@ impl Problem {
             layer: 0,
             mode: Mode::Train,
             leaves: 8,
+            leaf_samples: self.batch.div_ceil(8),
             inputs: vec![tensor(input)],
             output: tensor(output),
             region: Region::whole(output),

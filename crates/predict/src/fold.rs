@@ -14,7 +14,7 @@
 //! Twin: the same simulation with every rank lowered; `tests/laws.rs` holds them together.
 
 use convoy_net::{Axis, Network, Shape};
-use convoy_program::{Options, ParameterHome, SumOrder};
+use convoy_program::{Division, Options, ParameterHome, SumOrder};
 use convoy_split::{Grid, Placement, Rank, Strategy};
 use std::collections::HashMap;
 
@@ -62,7 +62,9 @@ pub fn fold(network: &Network, shapes: &[Shape], strategy: &Strategy, options: &
     };
     // A group that is a part of a leaf becomes one.
     let leaves = if groups > options.leaves { options.leaves.min(kept) } else { options.leaves * kept / groups };
-    let options = Options { batch: options.batch / groups * kept, leaves, ..*options };
+    // Algorithms stay those of the whole job.
+    let division = Division { leaf_samples: Some(options.leaf_samples()), ..options.division };
+    let options = Options { batch: options.batch / groups * kept, leaves, division, ..*options };
     Folded { period, groups, strategy: folded, options }
 }
 

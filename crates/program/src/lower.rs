@@ -53,6 +53,11 @@ impl Options {
             division: Division::default(),
         }
     }
+
+    /// Samples of the largest leaf.
+    pub fn leaf_samples(&self) -> usize {
+        self.division.leaf_samples.unwrap_or(self.batch.div_ceil(self.leaves.max(1)))
+    }
 }
 
 /// What ranks do each for itself or together, besides computing layers as the strategy says.
@@ -63,6 +68,8 @@ pub struct Division {
     /// Of gradients that every rank gets; those of sharded parameters are always summed by the tree.
     pub sums: SumOrder,
     pub halos: Halos,
+    /// Samples of the largest leaf of the job that this one stands for, if it does.
+    pub leaf_samples: Option<usize>,
 }
 
 /// What a rank does while the halo of a layer is on its way.
@@ -378,6 +385,7 @@ impl<'a> Builder<'a> {
             layer: self.network.layers.len(),
             mode: self.options.mode,
             leaves: self.options.leaves,
+            leaf_samples: self.options.leaf_samples(),
             winograd: self.options.winograd,
             inputs: vec![output.clone()],
             output,

@@ -157,6 +157,7 @@ impl Builder<'_> {
             layer: l.0,
             mode: self.options.mode,
             leaves: self.options.leaves,
+            leaf_samples: self.options.leaf_samples(),
             winograd: self.options.winograd,
             accumulate: vec![false; inputs.len()],
             inputs,

@@ -117,7 +117,7 @@ impl Windowed {
 
     /// The same for the weight gradient.
     fn winograd_for_weights(&self, g: &Geometry) -> Option<Size> {
-        Size::choose_for_weights(g.winograd, self.square()?, g.output.shape, g.leaves)
+        Size::choose_for_weights(g.winograd, self.square()?, g.output.shape, g.leaf_samples)
     }
 
     fn before(&self) -> [isize; 2] {

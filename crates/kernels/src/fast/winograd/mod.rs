@@ -105,14 +105,13 @@ impl Size {
         sizes.iter().map(|&size| (size, products(size))).min_by_key(|found| found.1)
     }
 
-    /// The same for a weight gradient summed over so many leaves: a leaf's sums are transformed back, and that pays only where a
+    /// The same for a weight gradient summed over leaves of at most so many samples: a leaf's sums are transformed back, and that pays only where a
     /// leaf has enough tiles.
-    pub fn choose_for_weights(setting: Winograd, square: Square, output: Shape, leaves: usize) -> Option<Size> {
+    pub fn choose_for_weights(setting: Winograd, square: Square, output: Shape, samples: usize) -> Option<Size> {
         let size = Size::choose(setting, square, output)?;
         let [depth, height, width] = output.space();
         let per_sample = depth * height.div_ceil(size.tile()) * width.div_ceil(size.tile());
-        let per_leaf = output.samples().div_ceil(leaves.max(1)) * per_sample;
-        (per_leaf >= LEAF_TILES).then_some(size)
+        (samples * per_sample >= LEAF_TILES).then_some(size)
     }
 
     /// Points of a tile along an axis.
