@@ -73,7 +73,8 @@ impl Overlaps {
     ) {
         let target = to.data as *mut f32;
         let len = self.window as isize;
-        let mut copy = [0f32; MOST_POINTS * BLOCK];
+        // Only for windows at edges.
+        let mut copy = None;
         for (i, t) in tiles.enumerate() {
             let at = grid.place(t);
             let offset = |h: isize, w: isize| self.layout.offset(at.n, block, at.d, h, w);
@@ -102,6 +103,7 @@ impl Overlaps {
                 };
                 continue;
             }
+            let copy = copy.get_or_insert([0f32; MOST_POINTS * BLOCK]);
             let (to, distances) = (copy.as_mut_ptr(), (self.window * BLOCK, BLOCK));
             // SAFETY: the copy is as large as the largest window.
             unsafe { (self.transforms.input_gradient)(from.0, from.1, to, distances, &After::NOTHING) };

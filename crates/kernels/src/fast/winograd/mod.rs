@@ -30,6 +30,7 @@ use super::isa::{Isa, prefetch};
 use super::transforms::{After, Transform, Transforms};
 use crate::{BLOCK, Layout, Winograd, leaf_range};
 use convoy_net::{Axis, Region, Shape};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Floats of the weights between two blocks at one tap or in one plane.
@@ -319,7 +320,7 @@ impl Windows {
         let at = self.grid.place(tile);
         let whole = (0..2).all(|a| at.inside[a].1 - at.inside[a].0 == self.grid.tile);
         let [h, w] = [0, 1].map(|a| self.stride * at.inside[a].0 - self.before[a]);
-        let mut copy;
+        let mut room = MaybeUninit::<[f32; MOST_POINTS * BLOCK]>::uninit();
         let (source, from) = if whole {
             let source = &data[self.layout.offset(at.n, block, at.d, h, w)..];
             // Two tiles on: rows of a block are far apart, and the processor does not foresee them.
@@ -332,7 +333,12 @@ impl Windows {
             }
             (source, (self.layout.row, BLOCK))
         } else {
-            copy = [0f32; MOST_POINTS * BLOCK];
+            let (first, len) = (room.as_mut_ptr() as *mut f32, self.size * self.size * BLOCK);
+            // SAFETY: no window has more points than there is room for; those of this one are cleared here, and only they are in the slice.
+            let copy = unsafe {
+                first.write_bytes(0, len);
+                std::slice::from_raw_parts_mut(first, len)
+            };
             let [rows, columns] =
                 [0, 1].map(|a| (self.stride * (at.inside[a].1 - at.inside[a].0) + self.longer) as usize);
             let [down, right] = [0, 1].map(|a| (self.stride * (at.inside[a].0 - at.start[a])) as usize);
@@ -341,7 +347,7 @@ impl Windows {
                 let to = ((down + row) * self.size + right) * BLOCK;
                 copy[to..to + columns * BLOCK].copy_from_slice(&data[from..from + columns * BLOCK]);
             }
-            (&copy[..], (self.size * BLOCK, BLOCK))
+            (&*copy, (self.size * BLOCK, BLOCK))
         };
         debug_assert!((self.size - 1) * from.0 + self.size * BLOCK <= source.len(), "bug: a window outside");
         // SAFETY: the window is inside `source`, as asserted; the rest is the caller's promise.
