@@ -6,7 +6,7 @@
 //! the planes and transforming once would be less work, but ranks that hold subtrees could not get the bits of one rank:
 //! what they send each other are weights.)
 
-use super::{Grid, PAIR, Size, Windows, at_once, even, parts, plane};
+use super::{Grid, PAIR, Size, Windows, at_once, even, lines, parts, plane};
 use crate::fast::fold;
 use crate::fast::isa::{Isa, isa};
 use crate::fast::leaves::{Leaves, Subtrees};
@@ -140,8 +140,8 @@ impl Parts {
         let (part, outer) = (inners.min(INNER), outers.min(OUTER));
         let leaves: Vec<_> = (0..spec.leaves).map(|l| grid.leaf(spec.batch, spec.leaves, l)).collect();
         let longest = leaves.iter().map(|l| l.len()).max().unwrap_or(0);
-        let lines = |inner: usize| spec.size.planes() * inner + spec.size.sum_planes() * outer;
-        let block = |inner: usize| even(longest, at_once(spec.size, lines(inner)));
+        let of_tile = |inner: usize| spec.size.planes() * inner + spec.size.sum_planes() * outer;
+        let block = |inner: usize| even(longest, at_once(spec.size, of_tile(inner)));
         let inner = if isa.blocks > 1 && longest > block(part) { part } else { part.min(FEWER_INNER) };
 
         let flops = flops(&grid, spec.size, inners * outers);
@@ -150,8 +150,8 @@ impl Parts {
         let subtrees = Subtrees::new(&empty, parts, tiles::enough(tiles::of_flops(flops)));
         // Room for either number of inner blocks at a time, so that a program needs the same memory everywhere.
         let floats = |inner: usize| {
-            let lines = plane(inner * block(inner)) + outer * plane(inner * BLOCK);
-            spec.size.planes() * lines + spec.size.sum_planes() * plane(outer * block(inner))
+            let inputs_and_sums = plane(inner * block(inner)) + outer * plane(inner * BLOCK);
+            spec.size.planes() * inputs_and_sums + spec.size.sum_planes() * plane(outer * block(inner))
         };
         let levels = fold::levels(subtrees.longest()) * outer * part * spec.size.weights();
         let scratch = floats(part).max(floats(part.min(FEWER_INNER))) + levels;
@@ -171,7 +171,7 @@ impl Parts {
             scratch,
             block,
             rows: (0..inner * BLOCK).map(|c| (c / BLOCK * block * BLOCK + c % BLOCK) as u32).collect(),
-            lines: super::lines(inner * BLOCK),
+            lines: lines(inner * BLOCK),
             to: if subtrees.is_whole() { Operand::ParameterGradient(0) } else { Operand::Internal(spec.number) },
             subtrees,
         }
