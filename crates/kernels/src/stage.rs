@@ -145,8 +145,8 @@ pub struct Geometry {
 /// Errors are those against double precision, as multiples of the direct convolution's (`rounding_errors_are_as_stated`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Winograd {
-    /// F(4x4, 3x3) where it pays: about three times as fast, at three to five times the rounding error; with stride 2 a third to a half faster,
-    /// at three to four times the rounding error, in gradients of weights under two. F(2x2, 5x5) where that pays: at three to four times
+    /// F(4x4, 3x3) where it pays: about three times as fast, at three to five times the rounding error; with stride 2 1.1 to
+    /// 1.5 times as fast, at three to four times the rounding error, in gradients of weights under two. F(2x2, 5x5) where that pays: at three to four times
     /// the rounding error, in gradients of weights seven.
     #[default]
     Four,

@@ -60,7 +60,7 @@ impl Options {
     }
 }
 
-/// What ranks do each for itself or together, besides computing layers as the strategy says.
+/// How a job is divided besides by the strategy: what ranks do each for itself or together, and by which leaves algorithms are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Division {
     pub norm: NormOver,

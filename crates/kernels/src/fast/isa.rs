@@ -282,20 +282,16 @@ macro_rules! instantiate {
             };
         }
     };
-    (@transforms $size:ident, $simd:ty, ($($feature:literal)?)) => {
+    (@transforms $size:ident, $simd:ty, $feature:tt) => {
         mod $size {
             use super::*;
-            instantiate!(@one $size, input, $simd, ($($feature)?));
-            instantiate!(@one $size, output, $simd, ($($feature)?));
-            instantiate!(@one $size, gradient, $simd, ($($feature)?));
-            instantiate!(@one $size, weight, $simd, ($($feature)?));
-            instantiate!(@one $size, weight_gradient, $simd, ($($feature)?));
-            instantiate!(@one $size, input_gradient, $simd, ($($feature)?));
-            $(#[target_feature(enable = $feature)])?
-            unsafe fn input_gradient_added(source: *const f32, from: Distances, target: *mut f32, to: Distances) {
-                let f = |x| unsafe { transforms::$size::input_gradient::<$simd>(x) };
-                unsafe { transforms::two_sided_added::<$simd, _, _>(f, source, from, target, to) }
-            }
+            instantiate!(@one $size, input, $simd, $feature);
+            instantiate!(@one $size, output, $simd, $feature);
+            instantiate!(@one $size, gradient, $simd, $feature);
+            instantiate!(@one $size, weight, $simd, $feature);
+            instantiate!(@one $size, weight_gradient, $simd, $feature);
+            instantiate!(@one $size, input_gradient, $simd, $feature);
+            instantiate!(@adding $size, input_gradient, input_gradient_added, $simd, $feature);
             pub const ALL: Transforms =
                 Transforms { input, output, gradient, weight, weight_gradient, input_gradient, input_gradient_added };
         }
@@ -305,6 +301,13 @@ macro_rules! instantiate {
         unsafe fn $name(source: *const f32, from: Distances, target: *mut f32, to: Distances, after: &After) {
             let f = |x| unsafe { transforms::$size::$name::<$simd>(x) };
             unsafe { transforms::two_sided::<$simd, _, _>(f, source, from, target, to, after) }
+        }
+    };
+    (@adding $size:ident, $name:ident, $added:ident, $simd:ty, ($($feature:literal)?)) => {
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn $added(source: *const f32, from: Distances, target: *mut f32, to: Distances) {
+            let f = |x| unsafe { transforms::$size::$name::<$simd>(x) };
+            unsafe { transforms::two_sided_added::<$simd, _, _>(f, source, from, target, to) }
         }
     };
 }

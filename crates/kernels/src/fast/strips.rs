@@ -96,16 +96,15 @@ impl Strips {
         self.region.range(Axis::Width)
     }
 
-    /// Where the `columns` numbers of each of some blocks of a strip lie, from its own on, in `[sample][strip][block][column]`.
-    pub fn places(&self, strip: Strip, blocks: usize, columns: usize) -> Range<usize> {
-        let first = self.place(strip, columns).start;
-        first..first + blocks * columns
-    }
-
     /// Where the `columns` numbers of a strip's block lie in `[sample][strip][block][column]`.
     pub fn place(&self, strip: Strip, columns: usize) -> Range<usize> {
+        self.places(strip, 1, columns)
+    }
+
+    /// The same of some blocks, from the strip's own on.
+    pub fn places(&self, strip: Strip, blocks: usize, columns: usize) -> Range<usize> {
         let first = ((strip.sample * self.count + strip.strip) * self.blocks + strip.block) * columns;
-        first..first + columns
+        first..first + blocks * columns
     }
 
     /// The depths and heights of a strip's rows that the region holds.

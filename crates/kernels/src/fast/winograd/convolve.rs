@@ -325,7 +325,6 @@ impl Convolve {
                 planes,
                 stride: stride as isize,
                 before,
-                longer: size as isize - (stride * tile) as isize,
             },
             region: *spec.region,
             overlaps,

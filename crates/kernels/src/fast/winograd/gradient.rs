@@ -133,7 +133,6 @@ impl Parts {
             planes,
             stride: stride as isize,
             before,
-            longer: size as isize - (stride * tile) as isize,
         };
         let (window, sums) = (spec.size.window(), spec.size.sum_window());
         let (inners, outers) = (spec.pairs.inner.blocks(), spec.pairs.outer.blocks());

@@ -270,11 +270,9 @@ struct Windows {
     /// Points of a window along an axis, and of its planes.
     size: usize,
     planes: usize,
-    /// Points from one to the next that the tile's points begin at; how far before the first the window begins along height and width, and by
-    /// how much it is longer than they reach.
+    /// From one point's window of a tile to the next's, and how far before the first the tile's begins along height and width.
     stride: isize,
     before: [isize; 2],
-    longer: isize,
 }
 
 /// Points of the largest window.
@@ -318,6 +316,8 @@ impl Windows {
     /// Its lines in all planes may be written, by nobody else.
     unsafe fn one(&self, data: &[f32], block: usize, tile: usize, to: *mut f32, distance: usize) {
         let at = self.grid.place(tile);
+        // By how much a window is longer than its tile's points are apart.
+        let longer = self.size as isize - self.stride * self.grid.tile;
         let whole = (0..2).all(|a| at.inside[a].1 - at.inside[a].0 == self.grid.tile);
         let [h, w] = [0, 1].map(|a| self.stride * at.inside[a].0 - self.before[a]);
         let mut room = MaybeUninit::<[f32; MOST_POINTS * BLOCK]>::uninit();
@@ -325,7 +325,7 @@ impl Windows {
             let source = &data[self.layout.offset(at.n, block, at.d, h, w)..];
             // Two tiles on: rows of a block are far apart, and the processor does not foresee them.
             let tile = (self.stride * self.grid.tile) as usize;
-            let ahead = (2 * tile + self.longer as usize) * BLOCK;
+            let ahead = (2 * tile + longer as usize) * BLOCK;
             for row in 0..self.size {
                 for line in 0..tile {
                     prefetch(source.as_ptr().wrapping_add(row * self.layout.row + ahead + line * BLOCK));
@@ -339,8 +339,7 @@ impl Windows {
                 first.write_bytes(0, len);
                 std::slice::from_raw_parts_mut(first, len)
             };
-            let [rows, columns] =
-                [0, 1].map(|a| (self.stride * (at.inside[a].1 - at.inside[a].0) + self.longer) as usize);
+            let [rows, columns] = [0, 1].map(|a| (self.stride * (at.inside[a].1 - at.inside[a].0) + longer) as usize);
             let [down, right] = [0, 1].map(|a| (self.stride * (at.inside[a].0 - at.start[a])) as usize);
             for row in 0..rows {
                 let from = self.layout.offset(at.n, block, at.d, h + row as isize, w);
