@@ -245,8 +245,8 @@ mod tests {
         let lower = Region::whole(shape).with(Axis::Height, 20, 40).with(Axis::Sample, 1, 3);
         let part = Strips::new(shape, &lower, 1);
         let rows = |strips: &Strips| {
-            let all = (0..strips.tiles).flat_map(|t| strips.of(t)).filter(|s| s.n == 2 && s.block == 0);
-            all.flat_map(|s| strips.rows(s).map(move |row| (row, s.strip))).collect::<Vec<_>>()
+            let all = (0..strips.tiles).flat_map(|t| strips.of(t)).filter(|(s, _)| s.n == 2 && s.block == 0);
+            all.flat_map(|(s, _)| strips.rows(s).map(move |row| (row, s.strip))).collect::<Vec<_>>()
         };
         let expected: Vec<_> = rows(&whole).into_iter().filter(|((_, h), _)| *h >= 20).collect();
         let first = expected[0].1;

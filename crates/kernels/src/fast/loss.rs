@@ -230,7 +230,7 @@ impl Plain for Sums {
         let columns = self.strips.columns();
         let blocks = self.channels.div_ceil(BLOCK);
         let (seen, lines) = scratch.split_at_mut(self.x.scratch(points(columns) * blocks));
-        for strip in self.strips.of(tile) {
+        for (strip, _) in self.strips.of(tile) {
             let place = self.strips.place(strip, columns_of(&self.loss, self.channels));
             // SAFETY: a strip is one tile's.
             let sums = unsafe { operands.doubles_mut(Operand::Partial(0), place) };

@@ -4,6 +4,7 @@
 //! tensor's own rows, whatever part of it is here: a sum over a strip that is here whole has the same bits everywhere.
 
 use super::lines::{Span, TILE_BYTES};
+use super::tiles;
 use crate::BLOCK;
 use convoy_net::{Axis, Region, Shape};
 use std::ops::Range;
@@ -11,8 +12,6 @@ use std::ops::Range;
 /// Points of a strip, about. Strips that are not a sample's only one are so many rows, or multiples: whole rows of Winograd's tiles.
 const POINTS: usize = 1024;
 const ROWS: usize = 4;
-/// Bytes of a row's blocks that a pass reads one after the other, about: the processor foresees runs of memory, not steps between short ones.
-const RUN_BYTES: usize = if cfg!(test) { 1 << 10 } else { 16 << 10 };
 
 /// The strips of a region, by sample, strip and block.
 #[derive(Clone, Debug)]
@@ -29,6 +28,8 @@ pub struct Strips {
     pub count: usize,
     pub blocks: usize,
     pub tiles: usize,
+    /// Tiles that share a strip, some blocks for each.
+    parts: usize,
 }
 
 /// One block of one strip.
@@ -60,35 +61,40 @@ impl Strips {
         };
         let blocks = channels.div_ceil(BLOCK);
         let bytes = samples * blocks * depths * here * columns * lines * BLOCK * 4;
-        let tiles = bytes.div_ceil(TILE_BYTES).min(samples * count * blocks);
-        Strips { region: *region, height, all: depth * height, rows_of_strip, first, count, blocks, tiles }
+        let (all, tiles) = (depth * height, bytes.div_ceil(TILE_BYTES));
+        Strips { region: *region, height, all, rows_of_strip, first, count, blocks, tiles, parts: 1 }.at_most(blocks)
     }
 
-    /// The strips of a tile, block after block.
-    pub fn of(&self, tile: usize) -> impl Iterator<Item = Strip> + use<> {
-        let (blocks, count, start) = (self.blocks, self.count, self.region.start[0]);
-        let all = self.region.size(Axis::Sample) * count * blocks;
-        (tile * all / self.tiles..(tile + 1) * all / self.tiles).map(move |i| {
-            let sample = i / (blocks * count);
-            Strip { n: start + sample as isize, sample, strip: i / blocks % count, block: i % blocks }
+    /// The same with at most so many blocks in a tile. A tile has whole strips otherwise, unless there are few: rows with all their
+    /// blocks are runs of memory, which a processor foresees.
+    pub fn at_most(mut self, blocks: usize) -> Strips {
+        let strips = self.region.size(Axis::Sample) * self.count * self.blocks.min(1);
+        let few = tiles::enough(self.tiles).div_ceil(strips.max(1)).min(self.blocks);
+        self.parts = few.max(self.blocks.div_ceil(blocks.max(1))).max(1);
+        self.tiles = self.tiles.div_ceil(self.parts).min(strips) * self.parts;
+        self
+    }
+
+    /// Blocks of the tiles that have most of them.
+    pub fn most_blocks(&self) -> usize {
+        self.blocks.div_ceil(self.parts)
+    }
+
+    /// The strips of a tile, each from a block of it on and with how many blocks of it.
+    pub fn of(&self, tile: usize) -> impl Iterator<Item = (Strip, usize)> + use<> {
+        let range = |i: usize, of: usize, all: usize| i * all / of..(i + 1) * all / of;
+        let (count, start, samples) = (self.count, self.region.start[0], self.region.size(Axis::Sample));
+        let blocks = range(tile % self.parts, self.parts, self.blocks);
+        range(tile / self.parts, self.tiles / self.parts, samples * count).map(move |i| {
+            let sample = i / count;
+            (Strip { n: start + sample as isize, sample, strip: i % count, block: blocks.start }, blocks.len())
         })
     }
 
-    /// The strips of a tile, each with how many blocks of it from its own on are to be passed over row by row. Tiles are counted from the end of
-    /// memory to its beginning: what was written last before a pass is still in a cache, and so is what it reads last for the pass that
-    /// follows.
+    /// The same of tiles counted from the end of memory to its beginning: what was written last before a pass is still in a cache, and so
+    /// is what it reads last for the pass that follows.
     pub fn backwards(&self, tile: usize) -> impl Iterator<Item = (Strip, usize)> + use<> {
-        let width = self.region.size(Axis::Width);
-        let most = (RUN_BYTES / (width * BLOCK * 4).max(1)).max(1);
-        let mut strips = self.of(self.tiles - 1 - tile).peekable();
-        std::iter::from_fn(move || {
-            let first = strips.next()?;
-            let mut blocks = 1;
-            while blocks < most && strips.next_if(|next| next.block == first.block + blocks).is_some() {
-                blocks += 1;
-            }
-            Some((first, blocks))
-        })
+        self.of(self.tiles - 1 - tile)
     }
 
     /// Columns of the region.
@@ -119,5 +125,34 @@ impl Strips {
         (first..(first + self.rows_of_strip).min(self.all))
             .map(move |row| ((row / height) as isize, (row % height) as isize))
             .filter(move |&(d, h)| inside(Axis::Depth, d) && inside(Axis::Height, h))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Every block of every strip is one tile's, and tiles have all blocks of strips unless these are few or fewer blocks are wanted.
+    #[test]
+    fn tiles_share_what_there_is() {
+        for ([samples, channels, height, width], most, all) in [
+            ([20, 70, 40, 30], 9, true),
+            ([3, 70, 40, 30], 2, false),
+            ([2, 300, 9, 9], 99, false),
+            ([2, 5, 0, 9], 9, true),
+        ] {
+            let shape = Shape([samples, channels, 1, height, width]);
+            let strips = Strips::new(shape, &Region::whole(shape), 1).at_most(most);
+            let tiles = (0..strips.tiles).map(|tile| strips.of(tile).collect::<Vec<_>>());
+            let runs: Vec<(Strip, usize)> = tiles.inspect(|tile| assert!(!tile.is_empty())).flatten().collect();
+            let seen = runs.iter().flat_map(|(s, blocks)| (0..*blocks).map(move |i| (s.n, s.strip, s.block + i)));
+            let seen: Vec<_> = seen.collect();
+            assert_eq!(seen.len(), samples * strips.count * strips.blocks);
+            assert_eq!(seen.len(), seen.iter().collect::<BTreeSet<_>>().len());
+            let longest = runs.iter().map(|(_, blocks)| *blocks).max();
+            assert!(longest.is_none_or(|blocks| blocks <= most && blocks == strips.most_blocks()));
+            assert_eq!(strips.parts == 1, all, "{shape}");
+        }
     }
 }
