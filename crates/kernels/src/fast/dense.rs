@@ -18,6 +18,7 @@ use super::strips::{self, Strip};
 use super::sweep::{Start, Step, Sweep};
 use super::tiles;
 use super::weights::Pairs;
+use super::windowed::Direct;
 use crate::{BLOCK, Kernel, Layout, Operand, Operands, Work};
 use std::ops::Range;
 
@@ -72,8 +73,8 @@ pub struct Dense {
     phases: Vec<Tables>,
     /// Units (phase, strip, range of target blocks) per tile.
     units_per_tile: usize,
-    pub tiles: usize,
-    pub work: Work,
+    tiles: usize,
+    work: Work,
 }
 
 /// What a dense pass reads and writes.
@@ -226,8 +227,7 @@ impl Tables {
         let inner = spec.pairs.lines();
         let turn = matches!(spec.stored, Stored::BySource(_));
         // Taps of a window row lie side by side in the source and in the weights: one step takes them all.
-        let run = !spec.pairs.depthwise
-            && w.taps.windows(2).all(|t| t[1].at == t[0].at + 1)
+        let run = w.taps.windows(2).all(|t| t[1].at == t[0].at + 1)
             && (turn || w.taps.windows(2).all(|t| t[1].number == t[0].number + 1));
         let most = spec.pairs.meets.iter().map(|m| m.len()).max().unwrap_or(0);
         let all: usize = spec.kernel.iter().product();
@@ -336,17 +336,6 @@ impl Dense {
         }
     }
 
-    pub fn makes_sums(&self) -> bool {
-        self.sums.is_some()
-    }
-
-    pub fn scratch(&self) -> usize {
-        let most = MOST_BLOCKS.min(self.pairs.outer.blocks());
-        let lines = |p: &Tables| if self.sums.is_some() { p.lines.len() * BLOCK * most } else { 0 };
-        let floats = |p: &Tables| (1..=most).map(|blocks| p.turned_floats(blocks)).max().unwrap_or(0).max(lines(p));
-        self.phases.iter().map(floats).max().unwrap_or(0)
-    }
-
     /// Weights of a group of steps with their sides swapped.
     fn turn(&self, turned: &[(usize, usize)], block: usize, stored: &Pairs, weights: &[f32], to: &mut [f32]) {
         let first = self.pairs.meets[block].start;
@@ -445,7 +434,6 @@ impl Dense {
                 steps,
                 ak: 1,
                 bk: BLOCK,
-                lanes: self.pairs.depthwise,
                 c: own,
                 c_off,
                 blocks: run.len(),
@@ -519,6 +507,24 @@ fn can_sum(spec: &Spec) -> bool {
     let [phase] = spec.phases else { return false };
     let [d, _, w] = &phase.0;
     phase.taps() > 0 && d.count == 1 && w.count <= 2 * STRIP && !spec.accumulate
+}
+
+impl Direct for Dense {
+    fn tiles(&self) -> usize {
+        self.tiles
+    }
+    fn scratch(&self) -> usize {
+        let most = MOST_BLOCKS.min(self.pairs.outer.blocks());
+        let lines = |p: &Tables| if self.sums.is_some() { p.lines.len() * BLOCK * most } else { 0 };
+        let floats = |p: &Tables| (1..=most).map(|blocks| p.turned_floats(blocks)).max().unwrap_or(0).max(lines(p));
+        self.phases.iter().map(floats).max().unwrap_or(0)
+    }
+    fn work(&self) -> Work {
+        self.work
+    }
+    fn makes_sums(&self) -> bool {
+        self.sums.is_some()
+    }
 }
 
 impl Kernel for Dense {

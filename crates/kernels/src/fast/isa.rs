@@ -3,6 +3,7 @@
 //! Always true
 //! - A table of an instruction set is only handed out where the processor has it: who holds a [`Isa`] may call it.
 
+use super::lane_rows::{self, Collect, Gather};
 use super::lines::{Line, Store};
 use super::norm::Slope;
 use super::norm_rows::{self, NormRow, NormRows, Spread};
@@ -20,8 +21,9 @@ pub struct Isa {
     sweep_unit: unsafe fn(&Sweep),
     sweep_strided: unsafe fn(&Sweep),
     sweep_narrow: unsafe fn(&Sweep),
-    sweep_lanes: unsafe fn(&Sweep),
     sweep_folded: unsafe fn(&Sweep, &[Leaf]),
+    gather: unsafe fn(&Gather),
+    collect: unsafe fn(&Collect),
     add: unsafe fn(*mut f32, *const f32, usize),
     sum: unsafe fn(*mut f32, *const f32, usize),
     transpose: unsafe fn(*const f32, *mut f32),
@@ -43,21 +45,20 @@ impl Isa {
     pub unsafe fn sweep(&self, s: &Sweep) {
         // SAFETY: this table exists because the processor has its instructions; the rest is the caller's promise.
         unsafe {
-            match s.lanes {
-                true => (self.sweep_lanes)(s),
-                false if s.narrow => (self.sweep_narrow)(s),
-                false if s.ak == 1 && s.bk == BLOCK => (self.sweep_unit)(s),
-                false => (self.sweep_strided)(s),
+            match (s.ak, s.bk) {
+                _ if s.narrow => (self.sweep_narrow)(s),
+                (1, BLOCK) => (self.sweep_unit)(s),
+                _ => (self.sweep_strided)(s),
             }
         }
     }
 
-    /// Runs the matrix kernel from zero, leaf by leaf, and folds: lane by lane is not among its forms.
+    /// Runs the matrix kernel from zero, leaf by leaf, and folds.
     ///
     /// # Safety
     /// As for [`Isa::sweep`].
     pub unsafe fn sweep_folded(&self, s: &Sweep, leaves: &[Leaf]) {
-        assert!(!s.lanes && s.start == Start::Zero, "bug: a folded sweep of another form");
+        assert!(s.start == Start::Zero, "bug: a folded sweep of another form");
         let level = leaves.iter().try_fold(0usize, |level, leaf| {
             assert!(leaf.steps.end <= s.steps.len() && level < sweep::LEVELS, "bug: leaves of another sweep");
             Some(level.checked_sub(leaf.adds)? + 1)
@@ -66,6 +67,24 @@ impl Isa {
         // SAFETY: this table exists because the processor has its instructions; leaves are as checked above, the rest is the
         // caller's promise.
         unsafe { (self.sweep_folded)(s, leaves) }
+    }
+
+    /// Computes a row of targets of a depthwise convolution.
+    ///
+    /// # Safety
+    /// Sources that taps meet and weights may be read, targets written by nobody else.
+    pub unsafe fn gather(&self, row: &Gather) {
+        // SAFETY: this table exists because the processor has its instructions; the rest is the caller's promise.
+        unsafe { (self.gather)(row) }
+    }
+
+    /// Adds what a row has to the gradient of a depthwise convolution's weights.
+    ///
+    /// # Safety
+    /// Sources that taps meet and the gradient may be read, sums written by nobody else.
+    pub unsafe fn collect(&self, row: &Collect) {
+        // SAFETY: as above.
+        unsafe { (self.collect)(row) }
     }
 
     /// A loop of nothing but fused multiply-adds; says how many operations it did.
@@ -210,12 +229,16 @@ macro_rules! instantiate {
                 }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn sweep_lanes(s: &Sweep) {
-                unsafe { sweep::lanes::<$simd, NV>(s) }
-            }
-            $(#[target_feature(enable = $feature)])?
             unsafe fn sweep_folded(s: &Sweep, leaves: &[Leaf]) {
                 unsafe { sweep::folded::<$simd, NV>(s, leaves) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn gather(row: &Gather) {
+                unsafe { lane_rows::gather::<$simd, NV>(row) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn collect(row: &Collect) {
+                unsafe { lane_rows::collect::<$simd, NV>(row) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn add(into: *mut f32, from: *const f32, len: usize) {
@@ -263,8 +286,9 @@ macro_rules! instantiate {
                 sweep_unit,
                 sweep_strided,
                 sweep_narrow,
-                sweep_lanes,
                 sweep_folded,
+                gather,
+                collect,
                 add,
                 sum,
                 transpose,

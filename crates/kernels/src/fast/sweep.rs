@@ -4,7 +4,6 @@
 //! C[r][0..16] = start + sum over steps s, over k < s.len, of A[r][s.a + k * ak] * B[s.b + k * bk + 0..16]
 //! ```
 //!
-//! or, lane by lane, with `A[r][s.a + k * ak + 0..16]` in place of one number of A (depthwise convolutions);
 //! for rows r given by offsets into A and C. Rows need not be evenly spaced, so a register tile may run over the end of an
 //! image row or of an image; a step is one run of k, contiguous or evenly strided. Several blocks of 16 columns may be taken
 //! at once: vectors of 16 floats need them, for one number of A then serves as many multiply-adds as registers hold sums.
@@ -46,11 +45,9 @@ pub struct Sweep<'s> {
     /// Distances in A and B between consecutive k.
     pub ak: usize,
     pub bk: usize,
-    /// A has a line of 16 for each row and k, multiplied lane by lane.
-    pub lanes: bool,
     pub c: *mut f32,
     pub c_off: &'s [u32],
-    /// Blocks of 16 columns, and how far apart they are in B and in C. More than one are neither narrow nor lane by lane.
+    /// Blocks of 16 columns, and how far apart they are in B and in C. More than one are not narrow.
     pub blocks: usize,
     pub b_block: usize,
     pub c_block: usize,
@@ -58,16 +55,14 @@ pub struct Sweep<'s> {
     /// Results below the first number become it, results above the second that: only where the sums are complete.
     pub clamp: Option<[f32; 2]>,
     /// At most the first half of the lanes of B is not filler: the others of C become zero, or stay what they are if it is held.
-    /// Lane by lane this changes nothing.
     pub narrow: bool,
     /// C is written past the caches; every row begins at a multiple of 64 bytes then.
     pub stream: bool,
 }
 
-/// The forms of the kernel: `ak` is 1 and `bk` 16; any distances; any distances, lane by lane.
+/// The forms of the kernel: `ak` is 1 and `bk` 16; any distances.
 pub const UNIT: u8 = 0;
 pub const STRIDED: u8 = 1;
-const LANES: u8 = 2;
 
 impl Sweep<'_> {
     /// Floats of A, B and C that are touched, relative to `a`, `b` and `c`: for assertions.
@@ -79,7 +74,7 @@ impl Sweep<'_> {
             from..from + (len.max(1) - 1) as isize * distance as isize + width as isize
         };
         let rows = hull(&mut self.a_off.iter().map(|&o| o as isize..o as isize + 1));
-        let a = hull(&mut self.steps.iter().map(|s| run(s.a, s.len, self.ak, if self.lanes { BLOCK } else { 1 })));
+        let a = hull(&mut self.steps.iter().map(|s| run(s.a, s.len, self.ak, 1)));
         let further = |distance: usize| self.blocks.saturating_sub(1) * distance;
         let b = hull(&mut self.steps.iter().map(|s| run(s.b, s.len, self.bk, BLOCK + further(self.b_block))));
         let c = hull(&mut self.c_off.iter().map(|&o| run(o as isize, 1, 0, BLOCK + further(self.c_block))));
@@ -106,7 +101,7 @@ impl Sweep<'_> {
     #[inline]
     pub fn assert_inside(&self, a: usize, b: usize, c: usize) {
         if cfg!(debug_assertions) {
-            assert!(self.blocks == 1 || !self.narrow && !self.lanes, "bug: several blocks of another form");
+            assert!(self.blocks == 1 || !self.narrow, "bug: several blocks of another form");
             let apart = self.blocks == 1 || self.c_block.is_multiple_of(BLOCK);
             let aligned = |o: &u32| apart && self.c.wrapping_add(*o as usize).addr().is_multiple_of(4 * BLOCK);
             assert!(!self.stream || self.c_off.iter().all(aligned), "bug: parts of lines are streamed");
@@ -147,8 +142,7 @@ unsafe fn accumulate<S: Simd, const MR: usize, const NB: usize, const NV: usize,
                         let x = a[m].offset(at + $j as isize * ak);
                         for i in 0..NB {
                             for v in 0..NV {
-                                let x = if FORM == LANES { S::load(x.add(v * S::LANES)) } else { S::splat(*x) };
-                                sums[m][i][v] = S::fma(x, lines[i][v], sums[m][i][v]);
+                                sums[m][i][v] = S::fma(S::splat(*x), lines[i][v], sums[m][i][v]);
                             }
                         }
                     }
@@ -286,16 +280,6 @@ pub unsafe fn blocks<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
     }
 }
 
-/// The one block of a sweep lane by lane.
-///
-/// # Safety
-/// As for [`blocks`].
-#[inline(always)]
-pub unsafe fn lanes<S: Simd, const NV: usize>(s: &Sweep) {
-    // SAFETY: the caller's promise.
-    unsafe { if NV == 1 { tall_rows::<S, NV, LANES>(s) } else { rows::<S, 1, NV, LANES>(s) } }
-}
-
 /// All rows of the first blocks, in tiles of six. Below four rows a tile is bound by the latency of its few sums, so a short remainder
 /// is evened out with the last full tile.
 ///
@@ -303,7 +287,7 @@ pub unsafe fn lanes<S: Simd, const NV: usize>(s: &Sweep) {
 /// As for [`blocks`].
 #[inline(always)]
 unsafe fn rows<S: Simd, const NB: usize, const NV: usize, const FORM: u8>(s: &Sweep) {
-    debug_assert!(NV * S::LANES == BLOCK && (FORM == LANES || !s.narrow) && s.a_off.len() == s.c_off.len());
+    debug_assert!(NV * S::LANES == BLOCK && !s.narrow && s.a_off.len() == s.c_off.len());
     let n = s.a_off.len();
     let mut r = 0;
     while r < n {
@@ -337,7 +321,7 @@ unsafe fn rows<S: Simd, const NB: usize, const NV: usize, const FORM: u8>(s: &Sw
 pub unsafe fn tall_rows<S: Simd, const NV: usize, const FORM: u8>(s: &Sweep) {
     debug_assert!(s.blocks == 1 && s.a_off.len() == s.c_off.len());
     debug_assert!(match NV * S::LANES == BLOCK {
-        true => FORM == LANES || !s.narrow,
+        true => !s.narrow,
         false => 2 * NV * S::LANES == BLOCK && s.narrow && !s.stream,
     });
     let n = s.a_off.len();
@@ -571,7 +555,6 @@ mod tests {
                                 steps,
                                 ak: BLOCK,
                                 bk: BLOCK,
-                                lanes: false,
                                 c: c.as_mut_ptr(),
                                 c_off: &c_off,
                                 blocks: BLOCKS,

@@ -15,6 +15,7 @@ use super::phases::Phase;
 use super::sweep::{Leaf, Start, Step, Sweep};
 use super::tiles;
 use super::weights::Pairs;
+use super::windowed::Direct;
 use crate::{BLOCK, Kernel, Layout, Operand, Operands, Work, leaf_range};
 use std::ops::Range;
 
@@ -94,7 +95,7 @@ pub struct WeightGradient {
     dense: Vec<u32>,
     /// Floats of the largest part.
     part_len: usize,
-    pub work: Work,
+    work: Work,
 }
 
 impl Tables {
@@ -198,7 +199,7 @@ impl WeightGradient {
             t.leaves.iter().all(|leaf| points(t, leaf) < FEW_POINTS_OF_LEAF)
                 || points(t, &(0..t.runs.len())) <= FEW_POINTS
         };
-        let folded = !pairs.depthwise && phases.iter().all(few);
+        let folded = phases.iter().all(few);
         if folded {
             let lines = |t: &Tables| FOLDED_BYTES / (4 * BLOCK * points(t, &(0..t.runs.len())).max(1));
             phases.iter_mut().for_each(|t| t.chunk = lines(t).clamp(3, 18) * BLOCK);
@@ -242,20 +243,6 @@ impl WeightGradient {
         }
     }
 
-    pub fn tiles(&self) -> usize {
-        self.parts.len().div_ceil(self.parts_per_tile) * self.subtrees.ranges.len()
-    }
-
-    pub fn scratch(&self) -> usize {
-        if self.folded { 0 } else { fold::levels(self.subtrees.longest()) * self.part_len }
-    }
-
-    /// The stage that follows where subtrees are summed apart, and the bytes of their sums.
-    pub fn fold(&self) -> Option<(Leaves, usize)> {
-        let len = self.pairs.count * self.taps * self.pairs.line();
-        (!self.subtrees.is_whole()).then(|| (self.subtrees.fold(self.to, len), 4 * len * self.subtrees.ranges.len()))
-    }
-
     /// The sum over one leaf of one part, `[block][row][16]`.
     fn leaf(&self, part: &Part, leaf: usize, x: &[f32], dy: &[f32], out: &mut [f32]) {
         let p = &self.phases[part.phase];
@@ -276,7 +263,6 @@ impl WeightGradient {
                         steps,
                         ak: p.ak,
                         bk: p.bk,
-                        lanes: self.pairs.depthwise,
                         c: c.as_mut_ptr(),
                         c_off: &self.dense[..rows.len()],
                         blocks: run.len(),
@@ -360,7 +346,6 @@ impl WeightGradient {
                 steps: &p.runs,
                 ak: p.ak,
                 bk: p.bk,
-                lanes: false,
                 c,
                 c_off: &p.c_off[part.rows.clone()],
                 blocks: run.len(),
@@ -426,6 +411,22 @@ impl WeightGradient {
             sums[..lanes.start].fill(0.0);
             sums[lanes.end..].fill(0.0);
         }
+    }
+}
+
+impl Direct for WeightGradient {
+    fn tiles(&self) -> usize {
+        self.parts.len().div_ceil(self.parts_per_tile) * self.subtrees.ranges.len()
+    }
+    fn scratch(&self) -> usize {
+        if self.folded { 0 } else { fold::levels(self.subtrees.longest()) * self.part_len }
+    }
+    fn work(&self) -> Work {
+        self.work
+    }
+    fn fold(&self) -> Option<(Leaves, usize)> {
+        let len = self.pairs.count * self.taps * self.pairs.line();
+        (!self.subtrees.is_whole()).then(|| (self.subtrees.fold(self.to, len), 4 * len * self.subtrees.ranges.len()))
     }
 }
 

@@ -5,19 +5,36 @@
 //! spreads and its input gradient gathers; a fully connected layer has one window as large as its input.
 
 use super::dense::{self, Dense, Stored};
-use super::phases::{Phase, Window, combine};
+use super::depthwise::{self, Depthwise, DepthwiseGradient};
+use super::leaves::Leaves;
+use super::phases::{Along, Phase, Window, combine};
 use super::strips::Strips;
 use super::weight_gradient::{self, BiasGradient, WeightGradient};
 use super::weights::{Pairs, Side, bias_packing};
 use super::winograd::{self, Direction, Size, Square};
 use super::{Fast, Packing};
-use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage};
+use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage, Work};
 use convoy_net::{Axis, Edge, Region, Shape};
 
 /// Numbers of what Winograd's passes make on their way, and of sums of subtrees of leaves: pass `Transform(n)` writes `Internal(n)`.
 pub(super) const FORWARD: [usize; 3] = [1, 2, 3];
 const BACKWARD: [usize; 3] = [4, 5, 6];
 pub(super) const GRADIENT: usize = 7;
+
+/// A pass without Winograd's algorithm, as a kernel and what its stage says of it.
+pub trait Direct: Kernel {
+    fn tiles(&self) -> usize;
+    fn scratch(&self) -> usize;
+    fn work(&self) -> Work;
+    /// Whether it makes the sums of its targets that a batch norm wants.
+    fn makes_sums(&self) -> bool {
+        false
+    }
+    /// The stage that follows where subtrees of leaves are summed apart, and the bytes of their sums.
+    fn fold(&self) -> Option<(Leaves, usize)> {
+        None
+    }
+}
 
 /// Which way a layer's forward goes through its windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,13 +69,18 @@ impl Windowed {
         self.kernel().iter().product()
     }
 
-    /// The dense passes through the windows, one way or the other, that compute `region`; some perhaps without targets.
-    fn phases(&self, way: Way, region: &Region) -> Vec<Phase> {
+    /// Along each axis of space, the phases through the windows, one way or the other, that compute `region`; some perhaps without targets.
+    fn along(&self, way: Way, region: &Region) -> [Vec<Along>; 3] {
         let spans = Axis::SPACE.map(|a| region.range(a));
-        combine([0, 1, 2].map(|i| match way {
+        [0, 1, 2].map(|i| match way {
             Way::Gather => vec![self.windows[i].gather(spans[i])],
             Way::Spread => self.windows[i].spread(spans[i]),
-        }))
+        })
+    }
+
+    /// The same as dense passes.
+    fn phases(&self, way: Way, region: &Region) -> Vec<Phase> {
+        combine(self.along(way, region))
     }
 
     /// The same where they have targets, without taps that read zeros beyond the edges of a source of this shape.
@@ -203,15 +225,28 @@ impl Windowed {
         }))
     }
 
-    fn forward_pass(&self, g: &Geometry) -> Dense {
+    fn forward_pass(&self, g: &Geometry) -> Box<dyn Direct> {
         let pairs = self.pairs(g);
         assert_eq!(
             g.output.layout.stored.range(Axis::Channel),
             g.region.range(Axis::Channel),
             "bug: some filters only"
         );
+        if pairs.depthwise {
+            return Box::new(Depthwise::new(&depthwise::Spec {
+                source: (Operand::Input(0), &g.inputs[0].layout),
+                target: (Operand::Output, &g.output.layout),
+                region: &g.region,
+                bias: self.adds_bias(g).then_some(Operand::Parameter(1)),
+                accumulate: false,
+                clamp: self.clamp(g),
+                sums: self.wanted_sums(g).is_some(),
+                along: &self.along(self.way, &g.region),
+                kernel: self.kernel(),
+            }));
+        }
         let phases = self.dense_phases(self.way, &g.region, g.inputs[0].shape);
-        Dense::new(&dense::Spec {
+        Box::new(Dense::new(&dense::Spec {
             source: (Operand::Input(0), &g.inputs[0].layout),
             target: (Operand::Output, &g.output.layout),
             weights: Operand::Parameter(0),
@@ -224,7 +259,7 @@ impl Windowed {
             stored: Stored::ByTarget,
             phases: &phases,
             kernel: self.kernel(),
-        })
+        }))
     }
 
     /// The strips whose sums are wanted with the output; strips that ranks share are left to the batch norm.
@@ -233,7 +268,7 @@ impl Windowed {
         (g.summed && whole).then(|| Strips::new(g.output.shape, &g.region, 1))
     }
 
-    fn input_gradient(&self, g: &Geometry) -> Dense {
+    fn input_gradient(&self, g: &Geometry) -> Box<dyn Direct> {
         let (layout, region) = wanted(g);
         assert_eq!(layout.stored.range(Axis::Channel), region.range(Axis::Channel), "bug: some channels only");
         let pairs = self.pairs(g);
@@ -241,7 +276,20 @@ impl Windowed {
             Way::Gather => Way::Spread,
             Way::Spread => Way::Gather,
         };
-        Dense::new(&dense::Spec {
+        if pairs.depthwise {
+            return Box::new(Depthwise::new(&depthwise::Spec {
+                source: (Operand::OutputGradient, gradient(g)),
+                target: (Operand::InputGradient(0), layout),
+                region,
+                bias: None,
+                accumulate: g.accumulate[0],
+                clamp: None,
+                sums: false,
+                along: &self.along(back, region),
+                kernel: self.kernel(),
+            }));
+        }
+        Box::new(Dense::new(&dense::Spec {
             source: (Operand::OutputGradient, gradient(g)),
             target: (Operand::InputGradient(0), layout),
             weights: Operand::Parameter(0),
@@ -251,27 +299,40 @@ impl Windowed {
             sums: None,
             samples: region.start[0]..region.end[0],
             pairs: &pairs.adjoint(),
-            stored: if pairs.depthwise { Stored::ByTarget } else { Stored::BySource(pairs) },
+            stored: Stored::BySource(pairs),
             phases: &self.dense_phases(back, region, g.output.shape),
             kernel: self.kernel(),
-        })
+        }))
     }
 
-    fn weight_gradient(&self, g: &Geometry) -> WeightGradient {
+    fn weight_gradient(&self, g: &Geometry) -> Box<dyn Direct> {
+        let pairs = self.pairs(g);
+        if pairs.depthwise {
+            return Box::new(DepthwiseGradient::new(&depthwise::GradientSpec {
+                input: &g.inputs[0].layout,
+                gradient: gradient(g),
+                region: &g.region,
+                batch: g.output.shape.samples(),
+                leaves: g.leaves,
+                along: &self.along(self.way, &g.region),
+                kernel: self.kernel(),
+                sums: Operand::Internal(GRADIENT),
+            }));
+        }
         // Also those without targets: their taps have a gradient too, zero.
         let mut phases = self.phases(self.way, &g.region);
         phases.retain(|phase| phase.taps() > 0);
-        WeightGradient::new(&weight_gradient::Spec {
+        Box::new(WeightGradient::new(&weight_gradient::Spec {
             input: &g.inputs[0].layout,
             gradient: gradient(g),
             samples: g.region.start[0]..g.region.end[0],
             batch: g.output.shape.samples(),
             leaves: g.leaves,
-            pairs: &self.pairs(g),
+            pairs: &pairs,
             phases: &phases,
             kernel: self.kernel(),
             sums: Operand::Internal(GRADIENT),
-        })
+        }))
     }
 
     fn bias_gradient(&self, g: &Geometry) -> BiasGradient {
@@ -299,9 +360,9 @@ impl Windowed {
             reads: [Operand::Input(0), Operand::Parameter(0)].into_iter().chain(bias).collect(),
             writes: [Operand::Output].into_iter().chain(sums).collect(),
             makes: vec![],
-            tiles: pass.tiles,
+            tiles: pass.tiles(),
             scratch: pass.scratch(),
-            work: pass.work,
+            work: pass.work(),
         }]
     }
 
@@ -314,7 +375,7 @@ impl Windowed {
             makes: vec![],
             tiles: main.tiles(),
             scratch: main.scratch(),
-            work: main.work,
+            work: main.work(),
         }];
         if let Some((fold, bytes)) = main.fold() {
             stages[0].pass = Pass::Transform(GRADIENT);
@@ -341,9 +402,9 @@ impl Windowed {
             reads: [Operand::OutputGradient, Operand::Parameter(0)].into_iter().chain(held).collect(),
             writes: vec![Operand::InputGradient(0)],
             makes: vec![],
-            tiles: pass.tiles,
+            tiles: pass.tiles(),
             scratch: pass.scratch(),
-            work: pass.work,
+            work: pass.work(),
         }]
     }
 
@@ -393,17 +454,17 @@ impl Fast for Windowed {
             return kernel;
         }
         match pass {
-            Pass::Forward => Box::new(self.forward_pass(g)),
-            Pass::Transform(GRADIENT) => Box::new(self.weight_gradient(g)),
+            Pass::Forward => self.forward_pass(g),
+            Pass::Transform(GRADIENT) => self.weight_gradient(g),
             Pass::WeightGradient(0) => {
                 let main = self.weight_gradient(g);
                 match main.fold() {
                     Some((fold, _)) => Box::new(fold),
-                    None => Box::new(main),
+                    None => main,
                 }
             }
             Pass::WeightGradient(1) => Box::new(self.bias_gradient(g)),
-            Pass::InputGradient(0) => Box::new(self.input_gradient(g)),
+            Pass::InputGradient(0) => self.input_gradient(g),
             _ => unreachable!("bug: a windowed layer has no pass {pass:?}"),
         }
     }

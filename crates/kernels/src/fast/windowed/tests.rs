@@ -230,6 +230,7 @@ fn outputs_are_summed_as_they_are_made() {
         (convolution(32, 1).no_bias(), Shape([2, 3, 1, 61, 56])),
         (convolution(24, 3).stride(2), Shape([2, 3, 1, 75, 64])),
         (convolution(40, 3).groups(40), Shape([3, 40, 1, 45, 37])),
+        (convolution(20, 3).groups(20).stride(2), Shape([2, 20, 1, 9, 11])),
         (convolution(16, 3).groups(2), Shape([3, 8, 1, 36, 40])),
         (convolution(8, 1), Shape([2, 16, 1, 3, 384])),
         // Many channels: shorter strips, but rows stay whole.

@@ -400,7 +400,6 @@ impl Convolve {
                 steps,
                 ak: 1,
                 bk: BLOCK,
-                lanes: false,
                 // SAFETY: the caller's promise.
                 c: unsafe { to.add(o.start * self.block * BLOCK) },
                 c_off: rows,

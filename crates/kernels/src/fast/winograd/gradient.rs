@@ -239,7 +239,6 @@ impl Parts {
                 steps: &step,
                 ak: BLOCK,
                 bk: BLOCK,
-                lanes: false,
                 c: sums.as_mut_ptr(),
                 c_off: &self.lines[..channels],
                 blocks,
