@@ -22,6 +22,7 @@ const KEEPS: Keeps = Keeps {
     norms: Operand::Internal(1),
     gradient_sums: Operand::Internal(2),
     slopes: Operand::Internal(3),
+    passed: Operand::Internal(4),
     activation: None,
 };
 

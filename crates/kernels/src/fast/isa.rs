@@ -6,7 +6,7 @@
 use super::lane_rows::{self, Collect, Gather};
 use super::lines::{Line, Store};
 use super::norm::Slope;
-use super::norm_rows::{self, NormRow, NormRows, Spread};
+use super::norm_rows::{self, Bits, NormRow, NormRows, Spread};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Simd};
@@ -257,16 +257,34 @@ macro_rules! instantiate {
                 unsafe { super::fma_loop::<$simd>(rounds) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn norm_forward(row: &NormRow, y: &mut [Line], store: Store) {
-                unsafe { norm_rows::forward::<$simd, NV>(row, y, store) }
+            unsafe fn norm_forward(
+                row: &NormRow,
+                added: Option<&[Line]>,
+                passed: Option<&mut [Bits]>,
+                y: &mut [Line],
+                store: Store,
+            ) {
+                unsafe { norm_rows::forward::<$simd, NV>(row, added, passed, y, store) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn norm_sums(row: &NormRow, dy: &[Line], sums: &mut [[f64; BLOCK]; 2]) {
-                unsafe { norm_rows::gradient_sums::<$simd, NV>(row, dy, sums) }
+            unsafe fn norm_sums(
+                row: &NormRow,
+                passed: Option<&[Bits]>,
+                dy: &[Line],
+                sums: &mut [[f64; BLOCK]; 2],
+            ) {
+                unsafe { norm_rows::gradient_sums::<$simd, NV>(row, passed, dy, sums) }
             }
             $(#[target_feature(enable = $feature)])?
-            unsafe fn norm_gradient(row: &NormRow, dy: &[Line], slope: Option<&Slope>, dx: &mut [Line], store: Store) {
-                unsafe { norm_rows::input_gradient::<$simd, NV>(row, dy, slope, dx, store) }
+            unsafe fn norm_gradient(
+                row: &NormRow,
+                passed: Option<&[Bits]>,
+                dy: &[Line],
+                slope: Option<&Slope>,
+                dx: &mut [Line],
+                store: Store,
+            ) {
+                unsafe { norm_rows::input_gradient::<$simd, NV>(row, passed, dy, slope, dx, store) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn norm_moments(

@@ -12,11 +12,11 @@
 use super::function::{Function, Identity, With, with};
 use super::isa::isa;
 use super::lines::{Line, Row, Rows, Source, Span, Store, Target, each, output_gradient, points, wanted, write};
-use super::norm_rows::{ByVectors, Spread};
+use super::norm_rows::{Bits, ByVectors, Spread};
 use super::strips::Strips;
 use super::wide::{Plain, Wide};
-use crate::{BLOCK, Geometry, Kernel, Make, Operand, Operands, Pass, Stage, Work};
-use convoy_net::{Axis, layers::Activation};
+use crate::{BLOCK, Geometry, Kernel, Make, Mode, Operand, Operands, Pass, Stage, Work};
+use convoy_net::{Axis, Region, layers::Activation};
 use std::ops::Range;
 
 /// Doubles of a block in sums: two for each channel, the first ones together.
@@ -126,6 +126,8 @@ pub struct Keeps {
     /// Sums of the output's gradient, and of it times the elements as seen from the centre.
     pub gradient_sums: Operand,
     pub slopes: Operand,
+    /// What of a sum with another input a clamp let pass.
+    pub passed: Operand,
     /// What is applied last.
     pub activation: Option<Activation>,
 }
@@ -155,12 +157,12 @@ impl Keeps {
     pub fn forward(&self, g: &Geometry) -> Stage {
         let forward = Forward::new(Identity, g, self);
         let width = points(forward.rows.columns());
-        let inputs = g.inputs.len();
+        let (inputs, passed) = (g.inputs.len(), self.notes(g));
         Stage {
             pass: Pass::Forward,
             reads: (0..inputs).map(Operand::Input).chain([self.norms]).collect(),
-            writes: vec![Operand::Output],
-            makes: vec![],
+            writes: [Operand::Output].into_iter().chain(passed.map(|passed| passed.operand)).collect(),
+            makes: passed.map(|passed| passed.make()).into_iter().collect(),
             tiles: forward.rows.tiles,
             scratch: forward.inputs.scratch(width) + forward.target.scratch(width),
             work: Work {
@@ -177,7 +179,7 @@ impl Keeps {
         let inputs = self.inputs_of_slope(g);
         Stage {
             pass: Pass::GradientStatistics,
-            reads: (0..inputs).map(Operand::Input).chain([Operand::OutputGradient, self.norms]).collect(),
+            reads: self.reads_of_slope(g).into_iter().chain([self.norms]).collect(),
             writes: vec![self.gradient_sums],
             makes: vec![make_sums(self.gradient_sums, &sums.strips, g)],
             tiles: sums.strips.tiles,
@@ -195,7 +197,7 @@ impl Keeps {
         let written = gradient.targets.iter().flatten().map(|target| target.operand);
         Stage {
             pass: Pass::InputGradient(0),
-            reads: (0..inputs).map(Operand::Input).chain([Operand::OutputGradient, self.norms, self.slopes]).collect(),
+            reads: self.reads_of_slope(g).into_iter().chain([self.norms, self.slopes]).collect(),
             writes: written.collect(),
             makes: vec![],
             tiles: gradient.rows.tiles,
@@ -204,9 +206,21 @@ impl Keeps {
         }
     }
 
-    /// How many inputs backward reads: what was added matters to the slope of an activation alone.
+    /// Where forward notes what passed: in training, where the slope of a clamp depends on another input.
+    fn notes(&self, g: &Geometry) -> Option<Passed> {
+        let clamps = self.activation.is_some_and(|activation| activation.clamp().is_some());
+        (g.mode == Mode::Train && g.inputs.len() > 1 && clamps).then(|| Passed::new(self.passed, g))
+    }
+
+    /// How many inputs backward reads: what was added matters to the slope of an activation alone, unless what passed is noted.
     fn inputs_of_slope(&self, g: &Geometry) -> usize {
-        if self.activation.is_some() { g.inputs.len() } else { 1 }
+        if self.activation.is_some() && self.notes(g).is_none() { g.inputs.len() } else { 1 }
+    }
+
+    fn reads_of_slope(&self, g: &Geometry) -> Vec<Operand> {
+        let passed = self.notes(g).map(|passed| passed.operand);
+        let inputs = (0..self.inputs_of_slope(g)).map(Operand::Input);
+        inputs.chain(passed).chain([Operand::OutputGradient]).collect()
     }
 
     /// The kernel of one of these stages.
@@ -266,6 +280,40 @@ impl Find {
             Over::Batch => block,
             Over::Sample => (n - self.first) as usize * self.blocks + block,
         }
+    }
+}
+
+/// What a clamp let pass of a sum with another input, so that backward need not read that: bits of lines, `[n][d][h][block][w]`.
+#[derive(Clone, Copy)]
+struct Passed {
+    operand: Operand,
+    region: Region,
+}
+
+impl Passed {
+    fn new(operand: Operand, g: &Geometry) -> Passed {
+        Passed { operand, region: g.region }
+    }
+
+    fn blocks(&self) -> usize {
+        self.region.size(Axis::Channel).div_ceil(BLOCK)
+    }
+
+    fn make(&self) -> Make {
+        let Operand::Internal(number) = self.operand else { unreachable!("bug: bits in {:?}", self.operand) };
+        let points = self.region.len() / self.region.size(Axis::Channel).max(1);
+        Make::Internal { number, bytes: points * self.blocks() * size_of::<Bits>() }
+    }
+
+    /// The bits of a row.
+    fn row(&self, operands: &Operands, row: Row) -> *mut [Bits] {
+        let [_, _, depths, heights, width] = self.region.shape().0;
+        let [n, _, d, h, _] = self.region.start;
+        let [n, d, h] = [row.n - n, row.d - d, row.h - h].map(|i| i as usize);
+        let first = (((n * depths + d) * heights + h) * self.blocks() + row.block) * width;
+        let slot = operands.slot(self.operand);
+        assert!((first + width) * size_of::<Bits>() <= slot.bytes, "bug: no bits for {row:?}");
+        std::ptr::slice_from_raw_parts_mut((slot.data as *mut Bits).wrapping_add(first), width)
     }
 }
 
@@ -378,6 +426,7 @@ fn before<F: Function>(f: F, x: &Line, added: Option<&Line>, norm: &Norm, dy: &L
 struct Forward<F> {
     f: F,
     by_vectors: Option<ByVectors>,
+    passed: Option<Passed>,
     inputs: Inputs,
     target: Target,
     rows: Rows,
@@ -390,6 +439,7 @@ impl<F> Forward<F> {
         Forward {
             f,
             by_vectors: ByVectors::new(keeps.activation),
+            passed: keeps.notes(g),
             inputs: Inputs::new(g, g.inputs.len()),
             target: Target::output(g).streamed(),
             rows: Rows::new(&g.region, 1 + g.inputs.len()),
@@ -413,7 +463,8 @@ impl<F: Function> Plain for Forward<F> {
                 let y = self.target.open(operands, row, columns, filled);
                 match inputs.added {
                     _ if let Some(by_vectors) = self.by_vectors => {
-                        by_vectors.forward(&by_vectors.row(inputs.x, inputs.added, norm), y, store)
+                        let passed = self.passed.map(|passed| &mut *passed.row(operands, row));
+                        by_vectors.forward(&by_vectors.row(inputs.x, norm), inputs.added, passed, y, store)
                     }
                     Some(added) => normalise(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, y, store),
                     None => normalise(self.f, inputs.x.iter().map(|x| (x, None)), norm, y, store),
@@ -444,6 +495,7 @@ pub(super) fn normalise<'a, F: Function>(
 struct GradientStatistics<F> {
     f: F,
     by_vectors: Option<ByVectors>,
+    passed: Option<Passed>,
     inputs: Inputs,
     dy: Source,
     strips: Strips,
@@ -458,6 +510,7 @@ impl<F> GradientStatistics<F> {
         GradientStatistics {
             f,
             by_vectors: ByVectors::new(keeps.activation),
+            passed: keeps.notes(g),
             inputs: Inputs::new(g, inputs),
             dy: Source::new(output_gradient(g), g.region.range(Axis::Channel)),
             strips: Strips::new(g.output.shape, &g.region, 1 + inputs),
@@ -486,7 +539,9 @@ impl<F: Function> Plain for GradientStatistics<F> {
                     let dy = self.dy.view(dy, row.n, row.block, row.space(columns), seen_dy).row(d, h, columns);
                     match inputs.added {
                         _ if let Some(by_vectors) = self.by_vectors => {
-                            by_vectors.gradient_sums(&by_vectors.row(inputs.x, inputs.added, norm), dy, sums)
+                            // SAFETY: forward wrote these bits, and nobody does now.
+                            let passed = self.passed.map(|passed| unsafe { &*passed.row(operands, row) });
+                            by_vectors.gradient_sums(&by_vectors.row(inputs.x, norm), passed, dy, sums)
                         }
                         Some(added) => {
                             gradient_moments(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, dy, sums)
@@ -524,6 +579,7 @@ pub(super) fn gradient_moments<'a, F: Function>(
 struct InputGradient<F> {
     f: F,
     by_vectors: Option<ByVectors>,
+    passed: Option<Passed>,
     inputs: Inputs,
     dy: Source,
     /// Of what is normalised and of what is added, where wanted.
@@ -545,6 +601,7 @@ impl<F> InputGradient<F> {
         InputGradient {
             f,
             by_vectors: ByVectors::new(keeps.activation),
+            passed: keeps.notes(g),
             inputs: Inputs::new(g, inputs),
             dy: Source::new(output_gradient(g), g.region.range(Axis::Channel)),
             rows: Rows::new(&g.region, 1 + inputs + targets.iter().flatten().count()),
@@ -580,8 +637,9 @@ impl<F: Function> Plain for InputGradient<F> {
                     let slope = (i == 0).then_some(slope);
                     match inputs.added {
                         _ if let Some(by_vectors) = self.by_vectors => {
-                            let row = by_vectors.row(inputs.x, inputs.added, norm);
-                            by_vectors.input_gradient(&row, dy, slope, dx, target.store())
+                            let passed = self.passed.map(|passed| &*passed.row(operands, row));
+                            let row = by_vectors.row(inputs.x, norm);
+                            by_vectors.input_gradient(&row, passed, dy, slope, dx, target.store())
                         }
                         Some(added) => {
                             let points = inputs.x.iter().zip(added.iter().map(Some));

@@ -14,23 +14,35 @@ use convoy_net::layers::Activation;
 /// Points ahead of which a gradient is asked for.
 const AHEAD: usize = 32;
 
-/// A row of one block: what is normalised, what is added to it, and how.
+/// A row of one block: what is normalised, and how.
 #[derive(Clone, Copy)]
 pub struct NormRow<'a> {
     pub x: &'a [Line],
-    pub added: Option<&'a [Line]>,
     pub norm: &'a Norm,
     /// Least and greatest output.
     pub clamp: Option<[f32; 2]>,
 }
 
+/// A bit for each float of a line, the first lowest: whether a clamp let it pass. What was added to what is normalised need not be read
+/// again to know it.
+pub type Bits = u16;
+
 /// The kernels of one instruction set.
 pub struct NormRows {
-    pub forward: unsafe fn(&NormRow, &mut [Line], Store),
-    pub gradient_sums: unsafe fn(&NormRow, &[Line], &mut [[f64; BLOCK]; 2]),
-    pub input_gradient: unsafe fn(&NormRow, &[Line], Option<&Slope>, &mut [Line], Store),
+    pub forward: Forward,
+    pub gradient_sums: GradientSums,
+    pub input_gradient: InputGradient,
     pub moments: Moments,
 }
+
+/// What is added and what passes, then the output.
+type Forward = unsafe fn(&NormRow, Option<&[Line]>, Option<&mut [Bits]>, &mut [Line], Store);
+
+/// What passed and the output's gradient, then the sums.
+type GradientSums = unsafe fn(&NormRow, Option<&[Bits]>, &[Line], &mut [[f64; BLOCK]; 2]);
+
+/// What passed and the output's gradient, then the input's.
+type InputGradient = unsafe fn(&NormRow, Option<&[Bits]>, &[Line], Option<&Slope>, &mut [Line], Store);
 
 /// Adds lines to sums, and moves them.
 type Moments = unsafe fn(&Spread<*const f32>, Option<&Spread<*mut f32>>, &mut [[f64; BLOCK]; 2]);
@@ -61,32 +73,53 @@ impl ByVectors {
 
     /// A row; a norm of 16 channels.
     #[inline(always)]
-    pub fn row<'a>(&self, x: &'a [Line], added: Option<&'a [Line]>, norm: &'a Norm) -> NormRow<'a> {
-        assert!(added.is_none_or(|added| added.len() == x.len()), "bug: rows of different lengths");
-        NormRow { x, added, norm, clamp: self.clamp }
+    pub fn row<'a>(&self, x: &'a [Line], norm: &'a Norm) -> NormRow<'a> {
+        NormRow { x, norm, clamp: self.clamp }
     }
 
-    /// Normalises.
-    pub fn forward(&self, row: &NormRow, y: &mut [Line], store: Store) {
-        assert!(row.x.len() == y.len() && may_store(y, store), "bug: an output of another length");
+    /// Normalises, and notes what the clamp lets pass.
+    pub fn forward(
+        &self,
+        row: &NormRow,
+        added: Option<&[Line]>,
+        passed: Option<&mut [Bits]>,
+        y: &mut [Line],
+        store: Store,
+    ) {
+        let points = row.x.len();
+        let all = [added.map(|a| a.len()), passed.as_ref().map(|p| p.len()), Some(y.len())];
+        assert!(all.into_iter().flatten().all(|len| len == points), "bug: rows of different lengths");
+        assert!(may_store(y, store), "bug: parts of lines are streamed");
         // SAFETY: the table is this processor's; lengths and alignment are as asserted.
-        unsafe { (self.rows.forward)(row, y, store) }
+        unsafe { (self.rows.forward)(row, added, passed, y, store) }
     }
 
     /// Adds to the sums of dy before the activation, and of it times what is seen from the centre.
-    pub fn gradient_sums(&self, row: &NormRow, dy: &[Line], sums: &mut [[f64; BLOCK]; 2]) {
-        assert_eq!(row.x.len(), dy.len(), "bug: a gradient of another length");
+    pub fn gradient_sums(&self, row: &NormRow, passed: Option<&[Bits]>, dy: &[Line], sums: &mut [[f64; BLOCK]; 2]) {
+        assert!(fits(row, passed, dy), "bug: a gradient of another length");
         // SAFETY: as above.
-        unsafe { (self.rows.gradient_sums)(row, dy, sums) }
+        unsafe { (self.rows.gradient_sums)(row, passed, dy, sums) }
     }
 
     /// The gradient of what is normalised; without a slope, of what is added to it.
-    pub fn input_gradient(&self, row: &NormRow, dy: &[Line], slope: Option<&Slope>, dx: &mut [Line], store: Store) {
-        let fits = row.x.len() == dy.len() && dx.len() == dy.len();
-        assert!(fits && may_store(dx, store), "bug: a gradient of another length");
+    pub fn input_gradient(
+        &self,
+        row: &NormRow,
+        passed: Option<&[Bits]>,
+        dy: &[Line],
+        slope: Option<&Slope>,
+        dx: &mut [Line],
+        store: Store,
+    ) {
+        let whole = fits(row, passed, dy) && dx.len() == dy.len();
+        assert!(whole && may_store(dx, store), "bug: a gradient of another length");
         // SAFETY: as above.
-        unsafe { (self.rows.input_gradient)(row, dy, slope, dx, store) }
+        unsafe { (self.rows.input_gradient)(row, passed, dy, slope, dx, store) }
     }
+}
+
+fn fits(row: &NormRow, passed: Option<&[Bits]>, dy: &[Line]) -> bool {
+    row.x.len() == dy.len() && passed.is_none_or(|passed| passed.len() == dy.len())
 }
 
 /// Whether lines begin where they must if they are streamed.
@@ -94,10 +127,10 @@ fn may_store(lines: &[Line], store: Store) -> bool {
     store != Store::Stream || lines.as_ptr().addr().is_multiple_of(size_of::<Line>())
 }
 
-/// Calls a function with whether something is added and whether there is a clamp as constants.
+/// Calls a function with whether there is something, and whether there is a clamp, as constants.
 macro_rules! by_form {
-    ($row:expr, $f:ident, $($argument:expr),*) => {
-        match ($row.added.is_some(), $row.clamp.is_some()) {
+    ($some:expr, $row:expr, $f:ident, $($argument:expr),*) => {
+        match ($some.is_some(), $row.clamp.is_some()) {
             (false, false) => $f::<S, NV, false, false>($row, $($argument),*),
             (false, true) => $f::<S, NV, false, true>($row, $($argument),*),
             (true, false) => $f::<S, NV, true, false>($row, $($argument),*),
@@ -191,20 +224,37 @@ impl<V: Copy, const NV: usize> Loaded<V, NV> {
         }
     }
 
-    /// A vector of a point as seen from the centre, and normalised with what is added.
+    /// A vector of a point as seen from the centre, and normalised.
     #[inline(always)]
-    unsafe fn point<S: Simd<V = V>, const ADDED: bool>(&self, row: &NormRow, point: usize, v: usize) -> (V, V) {
+    unsafe fn point<S: Simd<V = V>>(&self, row: &NormRow, point: usize, v: usize) -> (V, V) {
         // SAFETY: the caller promises that the point exists and that the instruction set is there.
         unsafe {
             let x = S::load(row.x.get_unchecked(point).as_ptr().add(v * S::LANES));
             let seen = S::sub(x, self.centre[v]);
-            let z = S::add(S::mul(seen, self.scale[v]), self.shift[v]);
-            match row.added {
-                Some(added) if ADDED => {
-                    (seen, S::add(z, S::load(added.get_unchecked(point).as_ptr().add(v * S::LANES))))
-                }
-                _ => (seen, z),
-            }
+            (seen, S::add(S::mul(seen, self.scale[v]), self.shift[v]))
+        }
+    }
+
+    /// A vector of a point as seen from the centre, and of the gradient before the clamp: what passed, where that was noted, else what passes.
+    #[inline(always)]
+    unsafe fn slope<S: Simd<V = V>, const NOTED: bool, const CLAMP: bool>(
+        &self,
+        row: &NormRow,
+        passed: &[Bits],
+        dy: &Line,
+        [point, v]: [usize; 2],
+    ) -> (V, V) {
+        // SAFETY: as above; where bits are noted, every point has its own.
+        unsafe {
+            let (seen, z) = self.point::<S>(row, point, v);
+            ask_ahead::<S>(dy, v);
+            let dy = S::load(dy.as_ptr().add(v * S::LANES));
+            let dy = match (NOTED, CLAMP) {
+                (true, _) => S::keep(u32::from(*passed.get_unchecked(point)) >> (v * S::LANES), dy),
+                (false, true) => S::within(z, self.low, self.high, dy),
+                (false, false) => dy,
+            };
+            (seen, dy)
         }
     }
 }
@@ -214,14 +264,22 @@ impl<V: Copy, const NV: usize> Loaded<V, NV> {
 /// # Safety
 /// The instruction set is there; all slices have as many points; lines of `y` are aligned to 64 bytes if they are streamed.
 #[inline(always)]
-pub unsafe fn forward<S: Simd, const NV: usize>(row: &NormRow, y: &mut [Line], store: Store) {
+pub unsafe fn forward<S: Simd, const NV: usize>(
+    row: &NormRow,
+    added: Option<&[Line]>,
+    passed: Option<&mut [Bits]>,
+    y: &mut [Line],
+    store: Store,
+) {
     // SAFETY: the caller's promise.
-    unsafe { by_form!(row, forward_as, y, store) }
+    unsafe { by_form!(added, row, forward_as, added.unwrap_or_default(), passed, y, store) }
 }
 
 #[inline(always)]
 unsafe fn forward_as<S: Simd, const NV: usize, const ADDED: bool, const CLAMP: bool>(
     row: &NormRow,
+    added: &[Line],
+    mut passed: Option<&mut [Bits]>,
     y: &mut [Line],
     store: Store,
 ) {
@@ -229,9 +287,20 @@ unsafe fn forward_as<S: Simd, const NV: usize, const ADDED: bool, const CLAMP: b
     unsafe {
         let norm = Loaded::<S::V, NV>::new::<S>(row);
         for (point, y) in y.iter_mut().enumerate() {
+            let mut bits = 0;
             for v in 0..NV {
-                let (_, z) = norm.point::<S, ADDED>(row, point, v);
+                let (_, mut z) = norm.point::<S>(row, point, v);
+                if ADDED {
+                    z = S::add(z, S::load(added.get_unchecked(point).as_ptr().add(v * S::LANES)));
+                }
+                bits |= S::inside(z, norm.low, norm.high) << (v * S::LANES);
                 save::<S>(y, v, if CLAMP { S::clamp(z, norm.low, norm.high) } else { z }, store);
+            }
+            if ADDED
+                && CLAMP
+                && let Some(passed) = &mut passed
+            {
+                *passed.get_unchecked_mut(point) = bits as Bits;
             }
         }
     }
@@ -242,14 +311,20 @@ unsafe fn forward_as<S: Simd, const NV: usize, const ADDED: bool, const CLAMP: b
 /// # Safety
 /// As for [`forward`].
 #[inline(always)]
-pub unsafe fn gradient_sums<S: Simd, const NV: usize>(row: &NormRow, dy: &[Line], sums: &mut [[f64; BLOCK]; 2]) {
+pub unsafe fn gradient_sums<S: Simd, const NV: usize>(
+    row: &NormRow,
+    passed: Option<&[Bits]>,
+    dy: &[Line],
+    sums: &mut [[f64; BLOCK]; 2],
+) {
     // SAFETY: the caller's promise.
-    unsafe { by_form!(row, gradient_sums_as, dy, sums) }
+    unsafe { by_form!(passed, row, gradient_sums_as, passed.unwrap_or_default(), dy, sums) }
 }
 
 #[inline(always)]
-unsafe fn gradient_sums_as<S: Simd, const NV: usize, const ADDED: bool, const CLAMP: bool>(
+unsafe fn gradient_sums_as<S: Simd, const NV: usize, const NOTED: bool, const CLAMP: bool>(
     row: &NormRow,
+    passed: &[Bits],
     dy: &[Line],
     sums: &mut [[f64; BLOCK]; 2],
 ) {
@@ -260,10 +335,8 @@ unsafe fn gradient_sums_as<S: Simd, const NV: usize, const ADDED: bool, const CL
         let [sums_of_dy, sums_along] = &mut all;
         for (point, dy) in dy.iter().enumerate() {
             for (v, (sum, along)) in sums_of_dy.iter_mut().zip(sums_along.iter_mut()).enumerate() {
-                let (seen, z) = norm.point::<S, ADDED>(row, point, v);
-                ask_ahead::<S>(dy, v);
-                let dy = S::load(dy.as_ptr().add(v * S::LANES));
-                let g = S::widen(if CLAMP { S::within(z, norm.low, norm.high, dy) } else { dy });
+                let (seen, g) = norm.slope::<S, NOTED, CLAMP>(row, passed, dy, [point, v]);
+                let g = S::widen(g);
                 *sum = S::add_doubles(*sum, g);
                 *along = S::add_doubles(*along, S::mul_doubles(g, S::widen(seen)));
             }
@@ -309,18 +382,20 @@ pub unsafe fn moments<S: Simd, const NV: usize>(
 #[inline(always)]
 pub unsafe fn input_gradient<S: Simd, const NV: usize>(
     row: &NormRow,
+    passed: Option<&[Bits]>,
     dy: &[Line],
     slope: Option<&Slope>,
     dx: &mut [Line],
     store: Store,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { by_form!(row, input_gradient_as, dy, slope, dx, store) }
+    unsafe { by_form!(passed, row, input_gradient_as, passed.unwrap_or_default(), dy, slope, dx, store) }
 }
 
 #[inline(always)]
-unsafe fn input_gradient_as<S: Simd, const NV: usize, const ADDED: bool, const CLAMP: bool>(
+unsafe fn input_gradient_as<S: Simd, const NV: usize, const NOTED: bool, const CLAMP: bool>(
     row: &NormRow,
+    passed: &[Bits],
     dy: &[Line],
     slope: Option<&Slope>,
     dx: &mut [Line],
@@ -332,9 +407,7 @@ unsafe fn input_gradient_as<S: Simd, const NV: usize, const ADDED: bool, const C
         let Some(slope) = slope else {
             for (point, (dx, dy)) in dx.iter_mut().zip(dy).enumerate() {
                 for v in 0..NV {
-                    let (_, z) = norm.point::<S, ADDED>(row, point, v);
-                    let dy = S::load(dy.as_ptr().add(v * S::LANES));
-                    let g = if CLAMP { S::within(z, norm.low, norm.high, dy) } else { dy };
+                    let (_, g) = norm.slope::<S, NOTED, CLAMP>(row, passed, dy, [point, v]);
                     save::<S>(dx, v, g, store);
                 }
             }
@@ -343,10 +416,7 @@ unsafe fn input_gradient_as<S: Simd, const NV: usize, const ADDED: bool, const C
         let [scale, along, shift] = [&slope.scale, &slope.along, &slope.shift].map(|line| load::<S, NV>(line));
         for (point, (dx, dy)) in dx.iter_mut().zip(dy).enumerate() {
             for v in 0..NV {
-                let (seen, z) = norm.point::<S, ADDED>(row, point, v);
-                ask_ahead::<S>(dy, v);
-                let dy = S::load(dy.as_ptr().add(v * S::LANES));
-                let g = if CLAMP { S::within(z, norm.low, norm.high, dy) } else { dy };
+                let (seen, g) = norm.slope::<S, NOTED, CLAMP>(row, passed, dy, [point, v]);
                 let rest = S::add(S::mul(seen, along[v]), shift[v]);
                 save::<S>(dx, v, S::add(S::mul(g, scale[v]), rest), store);
             }
@@ -385,22 +455,26 @@ mod tests {
             for portable in [false, true] {
                 let by_vectors = || ByVectors::new(activation).expect("a clamp");
                 let by_vectors = if portable { portably(by_vectors) } else { by_vectors() };
-                let row = by_vectors.row(&x.0, added, &norm);
+                let row = by_vectors.row(&x.0, &norm);
                 // What lines held before, in both.
                 let before: Aligned<N> = random(&mut numbers);
                 let both = || [Aligned(before.0), Aligned(before.0)];
                 let [mut expected, mut found] = both();
                 norm::normalise(f, points(), &norm, &mut expected.0, store);
-                by_vectors.forward(&row, &mut found.0, store);
+                // What passes is noted where the slope of a clamp depends on what was added.
+                let mut bits = (added.is_some() && activation.is_some()).then_some([0; N]);
+                let passed = bits.as_mut().map(|bits| &mut bits[..]);
+                by_vectors.forward(&row, added, passed, &mut found.0, store);
                 assert_eq!(found.0, expected.0, "forward, {activation:?}, {store:?}");
+                let passed = bits.as_ref().map(|bits| &bits[..]);
                 let mut sums = [[[0.25; BLOCK]; 2]; 2];
                 norm::gradient_moments(f, points(), &norm, &dy.0, &mut sums[0]);
-                by_vectors.gradient_sums(&row, &dy.0, &mut sums[1]);
+                by_vectors.gradient_sums(&row, passed, &dy.0, &mut sums[1]);
                 assert_eq!(sums[1], sums[0], "sums, {activation:?}");
                 for slope in [Some(&slope), None] {
                     let [mut expected, mut found] = both();
                     norm::input_gradient(f, points(), &norm, &dy.0, slope, &mut expected.0, store);
-                    by_vectors.input_gradient(&row, &dy.0, slope, &mut found.0, store);
+                    by_vectors.input_gradient(&row, passed, &dy.0, slope, &mut found.0, store);
                     assert_eq!(found.0, expected.0, "gradient, {activation:?}, {store:?}");
                 }
             }

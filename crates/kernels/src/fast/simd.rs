@@ -37,6 +37,10 @@ pub trait Simd: Copy + 'static {
     unsafe fn clamp(v: Self::V, low: f32, high: f32) -> Self::V;
     /// `x` where `v` is above `low` and below `high`, elsewhere zero.
     unsafe fn within(v: Self::V, low: f32, high: f32, x: Self::V) -> Self::V;
+    /// A bit for every float, the first lowest: whether it is above `low` and below `high`.
+    unsafe fn inside(v: Self::V, low: f32, high: f32) -> u32;
+    /// `x` where its bit is set, elsewhere zero.
+    unsafe fn keep(bits: u32, x: Self::V) -> Self::V;
     /// In double precision, exact.
     unsafe fn widen(v: Self::V) -> Self::D;
     unsafe fn load_doubles(p: *const f64) -> Self::D;
@@ -119,6 +123,15 @@ impl<const BLOCKS: usize> Simd for Portable<BLOCKS> {
     #[inline(always)]
     unsafe fn within(v: Self::V, low: f32, high: f32, x: Self::V) -> Self::V {
         map2(v, x, |v, x| if v > low && v < high { x } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn inside(v: Self::V, low: f32, high: f32) -> u32 {
+        let bit = |i: usize| u32::from(v[i] > low && v[i] < high) << i;
+        bit(0) | bit(1) | bit(2) | bit(3)
+    }
+    #[inline(always)]
+    unsafe fn keep(bits: u32, x: Self::V) -> Self::V {
+        std::array::from_fn(|i| if bits >> i & 1 == 1 { x[i] } else { 0.0 })
     }
     #[inline(always)]
     unsafe fn widen(v: Self::V) -> Self::D {
@@ -213,6 +226,22 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn inside(v: __m256, low: f32, high: f32) -> u32 {
+            unsafe {
+                let above = _mm256_cmp_ps::<_CMP_GT_OQ>(v, _mm256_set1_ps(low));
+                let below = _mm256_cmp_ps::<_CMP_LT_OQ>(v, _mm256_set1_ps(high));
+                _mm256_movemask_ps(_mm256_and_ps(above, below)) as u32
+            }
+        }
+        #[inline(always)]
+        unsafe fn keep(bits: u32, x: __m256) -> __m256 {
+            unsafe {
+                let own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+                let set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits as i32), own), own);
+                _mm256_and_ps(_mm256_castsi256_ps(set), x)
+            }
+        }
+        #[inline(always)]
         unsafe fn widen(v: __m256) -> [__m256d; 2] {
             unsafe { [_mm256_cvtps_pd(_mm256_castps256_ps128(v)), _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(v))] }
         }
@@ -304,6 +333,18 @@ mod x86 {
                 let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(v, _mm512_set1_ps(high));
                 _mm512_maskz_mov_ps(above & below, x)
             }
+        }
+        #[inline(always)]
+        unsafe fn inside(v: __m512, low: f32, high: f32) -> u32 {
+            unsafe {
+                let above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(v, _mm512_set1_ps(low));
+                let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(v, _mm512_set1_ps(high));
+                (above & below) as u32
+            }
+        }
+        #[inline(always)]
+        unsafe fn keep(bits: u32, x: __m512) -> __m512 {
+            unsafe { _mm512_maskz_mov_ps(bits as u16, x) }
         }
         #[inline(always)]
         unsafe fn widen(v: __m512) -> [__m512d; 2] {
