@@ -168,6 +168,7 @@ pub unsafe fn clear_outside(slot: Slot, layout: &Layout, keep: &Region) {
     }
     let inside = |axis: usize, at: isize| keep.start[axis] <= at && at < keep.end[axis];
     let (first, last) = (keep.start[4] - stored.start[4], stored.end[4] - keep.end[4]);
+    let some_channels = keep.range(Axis::Channel) != stored.range(Axis::Channel);
     for n in stored.start[0]..stored.end[0] {
         for d in stored.start[2]..stored.end[2] {
             for h in stored.start[3]..stored.end[3] {
@@ -176,16 +177,21 @@ pub unsafe fn clear_outside(slot: Slot, layout: &Layout, keep: &Region) {
                     zero(row, layout.row);
                     continue;
                 }
+                // The end of a block's row and the start of the next one's lie side by side.
+                let mut end = row;
                 for block in 0..layout.blocks {
                     let plane = row + block * layout.plane;
-                    zero(plane, first as usize * layout.block);
-                    let end = last as usize * layout.block;
-                    zero(plane + layout.plane - end, end);
+                    zero(end, plane + first as usize * layout.block - end);
+                    end = plane + layout.plane - last as usize * layout.block;
+                    if !some_channels {
+                        continue;
+                    }
                     let channel = stored.start[1] + (block * layout.block) as isize;
                     for c in (channel..stored.end[1].min(channel + layout.block as isize)).filter(|&c| !inside(1, c)) {
                         (keep.start[4]..keep.end[4]).for_each(|w| zero(layout.index(n, c, d, h, w), 1));
                     }
                 }
+                zero(end, row + layout.blocks * layout.plane - end);
             }
         }
     }
