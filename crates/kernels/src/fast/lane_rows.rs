@@ -114,15 +114,15 @@ impl Collect<'_> {
 macro_rules! by_count {
     ($n:expr, $f:ident::<S $(, $rest:ident)*>, $arguments:tt) => {
         match $n {
-            1 => $f::<S, 1 $(, $rest)*> $arguments,
-            2 => $f::<S, 2 $(, $rest)*> $arguments,
-            3 => $f::<S, 3 $(, $rest)*> $arguments,
-            4 => $f::<S, 4 $(, $rest)*> $arguments,
-            5 => $f::<S, 5 $(, $rest)*> $arguments,
-            6 => $f::<S, 6 $(, $rest)*> $arguments,
-            7 => $f::<S, 7 $(, $rest)*> $arguments,
-            8 => $f::<S, 8 $(, $rest)*> $arguments,
-            _ => $f::<S, 9 $(, $rest)*> $arguments,
+            1 => $f::<S, 1 $(, { $rest })*> $arguments,
+            2 => $f::<S, 2 $(, { $rest })*> $arguments,
+            3 => $f::<S, 3 $(, { $rest })*> $arguments,
+            4 => $f::<S, 4 $(, { $rest })*> $arguments,
+            5 => $f::<S, 5 $(, { $rest })*> $arguments,
+            6 => $f::<S, 6 $(, { $rest })*> $arguments,
+            7 => $f::<S, 7 $(, { $rest })*> $arguments,
+            8 => $f::<S, 8 $(, { $rest })*> $arguments,
+            _ => $f::<S, 9 $(, { $rest })*> $arguments,
         }
     };
 }
@@ -180,8 +180,10 @@ unsafe fn gather_tile<S: Simd, const P: usize, const STEP: usize>(g: &Gather, bl
                 held
             }
         };
-        // Earlier taps meet rows that were read for earlier targets.
-        if let Some(last) = g.taps.last() {
+        // Earlier taps meet rows that were read for earlier targets; a line comes with its first vector.
+        if let Some(last) = g.taps.last()
+            && v == 0
+        {
             let ahead = from.wrapping_add(last.from + AHEAD * BLOCK);
             (0..P * step / BLOCK).for_each(|line| S::prefetch(ahead.wrapping_add(line * BLOCK)));
         }
@@ -214,15 +216,25 @@ pub unsafe fn collect<S: Simd, const NV: usize>(c: &Collect) {
         for taps in c.taps.chunks(TAPS) {
             for v in 0..NV {
                 // SAFETY: the caller's promise.
-                unsafe { by_count!(taps.len(), collect_taps::<S>, (c, taps, block, v)) }
+                unsafe {
+                    match v {
+                        0 => by_count!(taps.len(), collect_taps::<S, true>, (c, taps, block, v)),
+                        _ => by_count!(taps.len(), collect_taps::<S, false>, (c, taps, block, v)),
+                    }
+                }
             }
         }
     }
 }
 
-/// `T` taps of one block, one vector of each.
+/// `T` taps of one block, one vector of each; if `ASK`, lines are asked for ahead.
 #[inline(always)]
-unsafe fn collect_taps<S: Simd, const T: usize>(c: &Collect, taps: &[LaneTap], block: usize, v: usize) {
+unsafe fn collect_taps<S: Simd, const T: usize, const ASK: bool>(
+    c: &Collect,
+    taps: &[LaneTap],
+    block: usize,
+    v: usize,
+) {
     // SAFETY: the caller promises that there are as many taps and that all may be used as `collect` says.
     unsafe {
         let lane = v * S::LANES;
@@ -236,8 +248,10 @@ unsafe fn collect_taps<S: Simd, const T: usize>(c: &Collect, taps: &[LaneTap], b
         }
         let mut at = 0;
         for _ in 0..c.points {
-            S::prefetch(gradient.wrapping_add(AHEAD * BLOCK));
-            S::prefetch(x[T - 1].wrapping_add(at + AHEAD * BLOCK));
+            if ASK {
+                S::prefetch(gradient.wrapping_add(AHEAD * BLOCK));
+                S::prefetch(x[T - 1].wrapping_add(at + AHEAD * BLOCK));
+            }
             let line = S::load(gradient);
             for t in 0..T {
                 sums[t] = S::fma(S::load(x[t].add(at)), line, sums[t]);

@@ -143,8 +143,10 @@ macro_rules! by_form {
 /// wait for what is normalised, and one miss of the caches for the other.
 #[inline(always)]
 unsafe fn ask_ahead<S: Simd>(dy: &Line, v: usize) {
-    // SAFETY: the instruction set is there; what is asked for need not exist.
-    unsafe { S::prefetch((dy as *const Line).wrapping_add(AHEAD).cast::<f32>().wrapping_add(v * S::LANES)) }
+    if v == 0 {
+        // SAFETY: the instruction set is there; what is asked for need not exist.
+        unsafe { S::prefetch((dy as *const Line).wrapping_add(AHEAD) as *const f32) }
+    }
 }
 
 /// A line as vectors.
