@@ -13,7 +13,7 @@ use super::fold;
 use super::isa::{Isa, STREAM_BYTES, fence, isa};
 use super::lane_rows::{Collect, Gather, LaneTap, Lines};
 use super::leaves::{Leaves, Subtrees};
-use super::norm::COLUMNS;
+use super::norm::{COLUMNS, sums_of};
 use super::norm_rows::Spread;
 use super::phases::Along;
 use super::strips::{Strip, Strips};
@@ -144,8 +144,16 @@ impl Depthwise {
         }
     }
 
-    /// Some blocks of one row of targets, from the first block of `strip` on.
-    fn row(&self, strip: Strip, (d, h): (isize, isize), blocks: usize, operands: &Operands, scratch: &mut [f32]) {
+    /// Some blocks of one row of targets, from the first block of `strip` on; adds them to `sums`, one of each block, if there are any.
+    fn row(
+        &self,
+        strip: Strip,
+        (d, h): (isize, isize),
+        blocks: usize,
+        sums: &mut [[[f64; BLOCK]; 2]],
+        operands: &Operands,
+        scratch: &mut [f32],
+    ) {
         let (x, weights) = (operands.floats(self.source.0), operands.floats(Operand::Parameter(0)));
         let bias = self.bias.map(|bias| operands.floats(bias));
         let to = operands.slot(self.target.0);
@@ -192,25 +200,18 @@ impl Depthwise {
             // are this tile's alone.
             unsafe { self.isa.gather(&row) }
         }
-        if self.sums {
-            let at = target(w0);
-            let row = (to.data as *mut f32).wrapping_add(at);
-            for i in 0..blocks {
-                let place = self.strips.place(Strip { block: strip.block + i, ..strip }, COLUMNS);
-                // SAFETY: these columns of this strip are this tile's alone.
-                let (halves, _) = unsafe { operands.doubles_mut(Operand::OutputSums, place) }.as_chunks_mut::<BLOCK>();
-                let halves: &mut [[f64; BLOCK]; 2] = halves.try_into().expect("bug: other columns");
-                let own = row.wrapping_add(i * self.target.1.plane);
-                let spread = |from: *const f32| Spread { from, offsets: &self.side_by_side };
-                let onward = Spread { from: own, offsets: &self.side_by_side };
-                let (lines, onward) = match aside {
-                    true => (spread(scratch[i * distance..].as_ptr()), Some(&onward)),
-                    false => (spread(own), None),
-                };
-                // SAFETY: the row's lines have just been written; where they go on to, they begin at multiples of 64 bytes and are
-                // this tile's alone.
-                unsafe { (self.isa.norm.moments)(&lines, onward, halves) }
-            }
+        let own = (to.data as *mut f32).wrapping_add(target(w0));
+        for (i, sums) in sums.iter_mut().enumerate() {
+            let spread = |from: *const f32| Spread { from, offsets: &self.side_by_side };
+            let own = own.wrapping_add(i * self.target.1.plane);
+            let onward = Spread { from: own, offsets: &self.side_by_side };
+            let (lines, onward) = match aside {
+                true => (spread(scratch[i * distance..].as_ptr()), Some(&onward)),
+                false => (spread(own), None),
+            };
+            // SAFETY: the row's lines have just been written; where they go on to, they begin at multiples of 64 bytes and are this
+            // tile's alone.
+            unsafe { (self.isa.norm.moments)(&lines, onward, sums) }
         }
     }
 }
@@ -234,13 +235,13 @@ impl Direct for Depthwise {
 impl Kernel for Depthwise {
     fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         for (strip, blocks) in self.strips.of(tile) {
-            if self.sums {
+            let sums = match self.sums {
                 // SAFETY: these columns of this strip are this tile's alone.
-                unsafe { operands.doubles_mut(Operand::OutputSums, self.strips.places(strip, blocks, COLUMNS)) }
-                    .fill(0.0);
-            }
+                true => unsafe { sums_of(operands, Operand::OutputSums, self.strips.places(strip, blocks, COLUMNS)) },
+                false => &mut [],
+            };
             for row in self.strips.rows(strip) {
-                self.row(strip, row, blocks, operands, scratch);
+                self.row(strip, row, blocks, sums, operands, scratch);
             }
         }
         fence();

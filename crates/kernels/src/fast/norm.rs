@@ -361,7 +361,11 @@ impl Plain for Statistics {
 /// # Safety
 /// Nobody else touches them meanwhile.
 #[allow(clippy::mut_from_ref)]
-unsafe fn sums_of<'a>(operands: &Operands<'a>, sums: Operand, places: Range<usize>) -> &'a mut [[[f64; BLOCK]; 2]] {
+pub(super) unsafe fn sums_of<'a>(
+    operands: &Operands<'a>,
+    sums: Operand,
+    places: Range<usize>,
+) -> &'a mut [[[f64; BLOCK]; 2]] {
     // SAFETY: the caller's promise.
     let sums = unsafe { operands.doubles_mut(sums, places) };
     sums.fill(0.0);
@@ -461,13 +465,15 @@ impl<F: Function> Plain for Forward<F> {
             // SAFETY: `Rows` gives each row to one tile.
             unsafe {
                 let y = self.target.open(operands, row, columns, filled);
-                match inputs.added {
-                    _ if let Some(by_vectors) = self.by_vectors => {
+                match (self.by_vectors, inputs.added) {
+                    (Some(by_vectors), _) => {
                         let passed = self.passed.map(|passed| &mut *passed.row(operands, row));
                         by_vectors.forward(&by_vectors.row(inputs.x, norm), inputs.added, passed, y, store)
                     }
-                    Some(added) => normalise(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, y, store),
-                    None => normalise(self.f, inputs.x.iter().map(|x| (x, None)), norm, y, store),
+                    (None, Some(added)) => {
+                        normalise(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, y, store)
+                    }
+                    (None, None) => normalise(self.f, inputs.x.iter().map(|x| (x, None)), norm, y, store),
                 }
                 self.target.close(operands, row, columns, filled);
             }
@@ -537,16 +543,16 @@ impl<F: Function> Plain for GradientStatistics<F> {
                     let row = Row { n: strip.n, d, h, block, number: 0 };
                     let inputs = self.inputs.rows(operands, row, columns, seen);
                     let dy = self.dy.view(dy, row.n, row.block, row.space(columns), seen_dy).row(d, h, columns);
-                    match inputs.added {
-                        _ if let Some(by_vectors) = self.by_vectors => {
+                    match (self.by_vectors, inputs.added) {
+                        (Some(by_vectors), _) => {
                             // SAFETY: forward wrote these bits, and nobody does now.
                             let passed = self.passed.map(|passed| unsafe { &*passed.row(operands, row) });
                             by_vectors.gradient_sums(&by_vectors.row(inputs.x, norm), passed, dy, sums)
                         }
-                        Some(added) => {
+                        (None, Some(added)) => {
                             gradient_moments(self.f, inputs.x.iter().zip(added.iter().map(Some)), norm, dy, sums)
                         }
-                        None => gradient_moments(self.f, inputs.x.iter().map(|x| (x, None)), norm, dy, sums),
+                        (None, None) => gradient_moments(self.f, inputs.x.iter().map(|x| (x, None)), norm, dy, sums),
                     }
                 }
             }
@@ -635,17 +641,17 @@ impl<F: Function> Plain for InputGradient<F> {
                     let filled = if i == 0 { &mut *filled } else { &mut *filled_added };
                     let dx = target.open(operands, row, columns, filled);
                     let slope = (i == 0).then_some(slope);
-                    match inputs.added {
-                        _ if let Some(by_vectors) = self.by_vectors => {
+                    match (self.by_vectors, inputs.added) {
+                        (Some(by_vectors), _) => {
                             let passed = self.passed.map(|passed| &*passed.row(operands, row));
                             let row = by_vectors.row(inputs.x, norm);
                             by_vectors.input_gradient(&row, passed, dy, slope, dx, target.store())
                         }
-                        Some(added) => {
+                        (None, Some(added)) => {
                             let points = inputs.x.iter().zip(added.iter().map(Some));
                             input_gradient(self.f, points, norm, dy, slope, dx, target.store())
                         }
-                        None => {
+                        (None, None) => {
                             let points = inputs.x.iter().map(|x| (x, None));
                             input_gradient(self.f, points, norm, dy, slope, dx, target.store())
                         }
