@@ -26,10 +26,17 @@ pub fn cut(grid: &Grid, size: Size, most: usize, (inner, outer): (usize, usize))
     let of_block = size.planes() * inner * PAIR;
     let wanted = tiles::enough(tiles::of_flops(2.0 * (grid.len() * of_block * outer) as f64));
     let at_once = (most / per_plane.max(1)).min(planes / wanted).max(1);
-    let parts: Vec<_> = parts(0..planes, at_once).map(|p| p.start * per_plane..p.end * per_plane).collect();
+    let parts = whole_planes(grid, at_once);
     let near = (NEAR_WEIGHTS / (4 * of_block)).max(MOST_BLOCKS);
     let times = wanted.div_ceil(parts.len().max(1)).max(outer.div_ceil(near));
     (parts, even(outer, outer.div_ceil(times)))
+}
+
+/// Tiles in parts of so many whole planes.
+pub fn whole_planes(grid: &Grid, planes: usize) -> Vec<Range<usize>> {
+    let per_plane = grid.per_plane();
+    let all = parts(0..grid.len() / per_plane.max(1), planes);
+    all.map(|planes| planes.start * per_plane..planes.end * per_plane).collect()
 }
 
 /// How planes become windows that are added to a stored tensor.

@@ -6,7 +6,7 @@
 
 use super::adjoint::{self, Overlaps};
 use super::{FEWEST_TILES, Grid, PAIR, Size, Windows, at_once, blocks_at_once, even, forced, lines, parts, plane};
-use crate::fast::isa::{Isa, isa};
+use crate::fast::isa::{Isa, MOST_BLOCKS, isa};
 use crate::fast::norm::COLUMNS;
 use crate::fast::norm_rows::Spread;
 use crate::fast::strips::{Strip, Strips};
@@ -23,8 +23,13 @@ const GROUP: usize = 16;
 const WIDE_GROUP: usize = 8;
 /// A sweep's source above this leaves the second-level cache.
 const SOURCE_FLOATS: usize = 80 << 10;
-/// Work that a tile of products should have.
-const TILE_FLOPS: f64 = 30e6;
+/// Source blocks whose weights a tile of a staged pass has in planes at once.
+const HELD: usize = if cfg!(test) { 2 } else { 8 };
+/// Lines of each target block that a worker of a staged pass has in planes: with 192 tiles instead of 400, vgg16's layers on 28 x 28 points,
+/// which have 392, took 5 to 15 % longer.
+const STAGED_LINES: usize = if cfg!(test) { 180 } else { 14400 };
+/// Tiles that a staged pass should have.
+const STAGED_TILES: usize = 8;
 /// Planes of source and target that a staged pass may keep. With 96 MiB instead of 64, alexnet's layers on 13 x 13 points and unet's with
 /// 256 channels on 64 x 64 took a sixth less time with vectors of 16 floats; with 256, others took half as long again.
 const STAGED_BYTES: usize = 96 << 20;
@@ -66,8 +71,8 @@ pub struct Convolution<'s> {
     pub sums: Option<Strips>,
     /// As the weights are stored.
     pub pairs: &'s Pairs,
-    /// Numbers of the passes, and of the operands they make: weights in planes; if staged, source and target in planes.
-    pub numbers: [usize; 3],
+    /// Number of the pass before the last, and of the operand that it makes: weights in planes; if staged, the source.
+    pub number: usize,
     /// The pass that writes the target.
     pub last: Pass,
 }
@@ -86,8 +91,7 @@ impl Convolution<'_> {
     fn staged(&self) -> bool {
         let tiles = Grid::new(self.tiled, self.size).len();
         let (weights, of_tile) = self.bytes();
-        self.direction != Direction::Adjoint
-            && forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && tiles * of_tile <= STAGED_BYTES)
+        forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && tiles * of_tile <= STAGED_BYTES)
     }
 
     /// Tiles that a fused pass takes at once.
@@ -114,71 +118,25 @@ impl Convolution<'_> {
 
     /// The stages, in order.
     pub fn stages(&self) -> Vec<Stage> {
-        let [weights, from, to] = self.numbers.map(Operand::Internal);
-        let make = |i: usize, bytes: usize| Make::Internal { number: self.numbers[i], bytes };
-        let transform = |i: usize| Pass::Transform(self.numbers[i]);
-        let w = Weights::new(self);
-        let mut stages = vec![Stage {
-            pass: transform(0),
-            reads: vec![Operand::Parameter(0)],
-            writes: vec![weights],
-            makes: vec![make(0, w.bytes())],
-            tiles: w.tiles,
-            scratch: 0,
-            work: w.work(),
-        }];
-        let (reads, tiles, scratch, work) = if self.staged() {
-            let (first, second) = (ToPlanes(Convolve::new(self)), Products(Convolve::new(self)));
-            stages.push(Stage {
-                pass: transform(1),
-                reads: vec![self.source.0],
-                writes: vec![from],
-                makes: vec![make(1, first.bytes())],
-                tiles: first.tiles(),
-                scratch: 0,
-                work: first.work(),
-            });
-            stages.push(Stage {
-                pass: transform(2),
-                reads: vec![weights, from],
-                writes: vec![to],
-                makes: vec![make(2, second.bytes())],
-                tiles: second.tiles(),
-                scratch: 0,
-                work: second.work(),
-            });
-            let third = FromPlanes(Convolve::new(self));
-            (vec![to], third.tiles(), 0, third.work())
-        } else {
-            let fused = Fused(Convolve::new(self));
-            (vec![self.source.0, weights], fused.tiles(), fused.scratch(), fused.work())
-        };
-        let held = self.accumulate.then_some(self.target.0);
-        let sums = Sums::new(self).map(|_| Operand::OutputSums);
-        stages.push(Stage {
-            pass: self.last,
-            reads: reads.into_iter().chain(self.bias).chain(held).collect(),
-            writes: [self.target.0].into_iter().chain(sums).collect(),
-            makes: vec![],
-            tiles,
-            scratch,
-            work,
-        });
-        stages
+        let new = || Convolve::new(self);
+        match self.staged() {
+            true => vec![ToPlanes(new()).stage(), Panels(new()).stage()],
+            false => vec![Weights(new()).stage(), Fused(new()).stage()],
+        }
     }
 
     /// The kernel of one of the stages, if it is one.
     pub fn prepare(&self, pass: Pass) -> Option<Box<dyn Kernel>> {
-        match pass {
-            Pass::Transform(number) => match self.numbers.iter().position(|n| *n == number)? {
-                0 => Some(Box::new(Weights::new(self))),
-                1 => Some(Box::new(ToPlanes(Convolve::new(self)))),
-                _ => Some(Box::new(Products(Convolve::new(self)))),
-            },
-            _ if pass != self.last => None,
-            _ if self.staged() => Some(Box::new(FromPlanes(Convolve::new(self)))),
-            _ => Some(Box::new(Fused(Convolve::new(self)))),
-        }
+        let new = || Convolve::new(self);
+        let is_last = pass == self.last;
+        (is_last || pass == Pass::Transform(self.number)).then(|| -> Box<dyn Kernel> {
+            match (self.staged(), is_last) {
+                (true, false) => Box::new(ToPlanes(new())),
+                (true, true) => Box::new(Panels(new())),
+                (false, false) => Box::new(Weights(new())),
+                (false, true) => Box::new(Fused(new())),
+            }
+        })
     }
 }
 
@@ -240,9 +198,10 @@ struct Convolve {
     size: Size,
     source: Operand,
     target: Operand,
-    weights: Operand,
-    /// Of source and target: what they are in if staged, and how many.
-    planes: [Operand; 2],
+    /// Of the stage before the last, and of what it makes.
+    number: usize,
+    last: Pass,
+    /// Planes of source and target.
     counts: [usize; 2],
     bias: Option<Operand>,
     accumulate: bool,
@@ -252,6 +211,7 @@ struct Convolve {
     layout: Layout,
     /// How the adjoint's results are added.
     overlaps: Option<Overlaps>,
+    weights: WeightPlanes,
     inner: usize,
     outer: usize,
     /// The targets' channels.
@@ -261,10 +221,12 @@ struct Convolve {
     /// target blocks.
     parts: Vec<Range<usize>>,
     outer_at_once: usize,
-    /// How many are taken at once, and the offsets of their lines.
-    block: usize,
+    /// How many tiles lie side by side in planes of source and target, and the offsets of their lines.
+    block: [usize; 2],
     offsets: Vec<u32>,
-    /// By plane of the target: from the first of the source's and of the weights'.
+    /// Source blocks whose weights are in planes together.
+    held: usize,
+    /// By plane of the target: from the first of the source's and of the weights'. Of [`HELD`] source blocks, then of the next.
     steps: Vec<Vec<Step>>,
 }
 
@@ -277,14 +239,24 @@ impl Convolve {
             Direction::Forward => (spec.pairs.inner.channels, spec.pairs.outer),
             Direction::Backward | Direction::Adjoint => (spec.pairs.outer.channels, spec.pairs.inner),
         };
-        let (sums, most) = (Sums::new(spec), if spec.staged() { grid.len() } else { spec.at_once() });
+        let staged = spec.staged();
+        let (sums, most) = (Sums::new(spec), if staged { STAGED_LINES / spec.planes()[1] } else { spec.at_once() });
         let overlaps = (spec.direction == Direction::Adjoint).then(|| Overlaps::new(spec));
         let (parts, outer_at_once) = match (&sums, &overlaps) {
+            (_, Some(_)) if staged => (adjoint::whole_planes(&grid, most / grid.per_plane().max(1)), outer),
             (_, Some(_)) => adjoint::cut(&grid, spec.size, most, (inner, outer)),
-            (Some(sums), None) if !spec.staged() => (sums.cut(most), outer),
+            (Some(sums), None) => (sums.cut(most), outer),
             _ => (parts(0..grid.len(), most).collect(), outer),
         };
-        let block = parts.iter().map(|part| even(part.len(), most)).max().unwrap_or(0);
+        let longest = parts.iter().map(|part| part.len()).max().unwrap_or(0);
+        let (block, outer_at_once, held) = match staged {
+            true => {
+                // Two at a time take 3 % longer than four, and are twice as many tiles.
+                let most = if parts.len() * outer.div_ceil(MOST_BLOCKS) < STAGED_TILES { 2 } else { MOST_BLOCKS };
+                ([grid.len(), longest], even(outer, most), inner.min(HELD))
+            }
+            false => ([even(longest, most); 2], outer_at_once, inner),
+        };
         let isa = isa();
         let transforms = spec.size.transforms(isa);
         let tile = spec.size.tile();
@@ -294,25 +266,27 @@ impl Convolve {
         };
         let counts = spec.planes();
         let mut steps = vec![vec![]; counts[1]];
-        for q in 0..spec.size.planes() {
-            let (from, to) = match spec.direction {
-                Direction::Adjoint => (spec.size.sum_plane(q), q),
-                _ => (q, spec.size.sum_plane(q)),
-            };
-            // Filler channels are passed over.
-            steps[to].extend((0..inner).map(|i| Step {
-                a: (from * plane(inner * block) + i * block * BLOCK) as isize,
-                b: (q * plane(inner * BLOCK) + i * PAIR) as isize,
-                len: BLOCK.min(channels - i * BLOCK),
-            }));
+        for first in (0..inner).step_by(HELD) {
+            for q in 0..spec.size.planes() {
+                let (from, to) = match spec.direction {
+                    Direction::Adjoint => (spec.size.sum_plane(q), q),
+                    _ => (q, spec.size.sum_plane(q)),
+                };
+                // Filler channels are passed over.
+                steps[to].extend((first..inner.min(first + HELD)).map(|i| Step {
+                    a: (from * plane(inner * block[0]) + i * block[0] * BLOCK) as isize,
+                    b: (q * plane(held * BLOCK) + i % held * PAIR) as isize,
+                    len: BLOCK.min(channels - i * BLOCK),
+                }));
+            }
         }
         Convolve {
             isa,
             size: spec.size,
             source: spec.source.0,
             target: spec.target.0,
-            weights: Operand::Internal(spec.numbers[0]),
-            planes: [1, 2].map(|i| Operand::Internal(spec.numbers[i])),
+            number: spec.number,
+            last: spec.last,
             counts,
             bias: spec.bias,
             accumulate: spec.accumulate,
@@ -329,6 +303,7 @@ impl Convolve {
             region: *spec.region,
             overlaps,
             layout: spec.target.1.clone(),
+            weights: WeightPlanes::new(spec, held),
             inner,
             outer,
             side,
@@ -336,18 +311,63 @@ impl Convolve {
             parts,
             outer_at_once,
             block,
-            offsets: lines(block),
+            offsets: lines(block[1]),
+            held,
             steps,
         }
     }
 
-    fn tiles(&self) -> usize {
+    /// What the stage before the last makes.
+    fn made(&self) -> Operand {
+        Operand::Internal(self.number)
+    }
+
+    /// The stage before the last.
+    fn making(&self, reads: Operand, bytes: usize, tiles: usize, read_bytes: f64) -> Stage {
+        Stage {
+            pass: Pass::Transform(self.number),
+            reads: vec![reads],
+            writes: vec![self.made()],
+            makes: vec![Make::Internal { number: self.number, bytes }],
+            tiles,
+            scratch: 0,
+            work: Work { flops: 0.0, bytes: read_bytes + bytes as f64 },
+        }
+    }
+
+    /// The last stage.
+    fn finishing(&self, reads: Operand, scratch: usize, read_bytes: f64) -> Stage {
+        let held = self.accumulate.then_some(self.target);
+        Stage {
+            pass: self.last,
+            reads: [reads, self.made()].into_iter().chain(self.bias).chain(held).collect(),
+            writes: [self.target].into_iter().chain(self.sums.as_ref().map(|_| Operand::OutputSums)).collect(),
+            makes: vec![],
+            tiles: self.parts.len() * self.times(),
+            scratch,
+            work: Work { flops: self.flops(), bytes: read_bytes + (4 * self.region.len()) as f64 },
+        }
+    }
+
+    /// Tiles of the grid.
+    fn len(&self) -> usize {
         self.windows.grid.len()
+    }
+
+    /// How often a part is gone over, for some target blocks each time.
+    fn times(&self) -> usize {
+        self.outer.div_ceil(self.outer_at_once)
+    }
+
+    /// A tile of the last stage: which part, and which target blocks.
+    fn tile(&self, tile: usize) -> (Range<usize>, Range<usize>) {
+        let first = tile / self.parts.len() * self.outer_at_once;
+        (self.parts[tile % self.parts.len()].clone(), first..(first + self.outer_at_once).min(self.outer))
     }
 
     /// Distances between planes of source and target.
     fn distances(&self) -> [usize; 2] {
-        [self.inner, self.outer].map(|blocks| plane(blocks * self.block))
+        [plane(self.inner * self.block[0]), plane(self.outer_at_once * self.block[1])]
     }
 
     /// Floats of all planes of source and target.
@@ -357,11 +377,11 @@ impl Convolve {
     }
 
     fn flops(&self) -> f64 {
-        2.0 * (self.tiles() * self.size.planes() * self.inner * self.outer * PAIR) as f64
+        2.0 * (self.len() * self.size.planes() * self.inner * self.outer * PAIR) as f64
     }
 
-    fn weight_bytes(&self) -> f64 {
-        (4 * self.size.planes() * self.inner * self.outer * PAIR) as f64
+    fn stored_weight_bytes(&self) -> f64 {
+        (4 * self.inner * self.outer * self.size.weights()) as f64
     }
 
     fn source_bytes(&self) -> f64 {
@@ -369,57 +389,53 @@ impl Convolve {
             as f64
     }
 
-    fn target_bytes(&self) -> f64 {
-        (4 * self.region.len()) as f64
-    }
-
-    /// Products of one plane of the target for some of its blocks: `from` are all planes of the source, `to` that plane's lines.
-    ///
-    /// # Safety
-    /// The lines of these blocks and `count` tiles at `to` may be written, by nobody else.
-    unsafe fn products(
+    /// Adds products of some target blocks: `from` are the planes of `count` tiles of the source, `weights` and `to` those of these blocks. The
+    /// source blocks are those whose weights are held, from `first` on; where that is the first of all, what was there is overwritten.
+    fn products(
         &self,
-        q: usize,
+        first: usize,
         blocks: Range<usize>,
         count: usize,
         from: &[f32],
         weights: &[f32],
-        to: *mut f32,
+        to: &mut [f32],
     ) {
-        let rows = &self.offsets[..count];
         let per_group = if self.isa.blocks == 1 { GROUP } else { WIDE_GROUP };
-        let some = |o: Range<usize>, group: usize| {
-            let distance = plane(self.inner * BLOCK);
-            let apart = self.size.planes() * distance;
-            let panels = &weights[o.start * apart..o.end * apart];
-            let steps = &self.steps[q][group * per_group..((group + 1) * per_group).min(self.steps[q].len())];
-            let sweep = Sweep {
-                a: from.as_ptr(),
-                a_off: rows,
-                b: panels.as_ptr(),
-                steps,
-                ak: 1,
-                bk: BLOCK,
-                // SAFETY: the caller's promise.
-                c: unsafe { to.add(o.start * self.block * BLOCK) },
-                c_off: rows,
-                blocks: o.len(),
-                b_block: apart,
-                c_block: self.block * BLOCK,
-                start: if group == 0 { Start::Zero } else { Start::Held },
-                clamp: None,
-                narrow: o.len() == 1 && self.side.narrow(o.start),
-                stream: false,
+        for (steps, to) in self.steps.iter().zip(to.chunks_mut(self.distances()[1])) {
+            let per_block = steps.len() / self.inner;
+            let steps = &steps[first * per_block..(first + self.held).min(self.inner) * per_block];
+            let mut some = |o: Range<usize>, group: usize| {
+                let panel = self.weights.panel();
+                let panels = &weights[o.start * panel..o.end * panel];
+                let to = &mut to[o.start * self.block[1] * BLOCK..o.end * self.block[1] * BLOCK];
+                let rows = &self.offsets[..count];
+                let sweep = Sweep {
+                    a: from.as_ptr(),
+                    a_off: rows,
+                    b: panels.as_ptr(),
+                    steps: &steps[group * per_group..((group + 1) * per_group).min(steps.len())],
+                    ak: 1,
+                    bk: BLOCK,
+                    c: to.as_mut_ptr(),
+                    c_off: rows,
+                    blocks: o.len(),
+                    b_block: panel,
+                    c_block: self.block[1] * BLOCK,
+                    start: if first + group == 0 { Start::Zero } else { Start::Held },
+                    clamp: None,
+                    narrow: o.len() == 1 && self.side.narrow(blocks.start + o.start),
+                    stream: false,
+                };
+                sweep.assert_inside(from.len(), panels.len(), to.len());
+                // SAFETY: inside, as asserted.
+                unsafe { self.isa.sweep(&sweep) }
             };
-            sweep.assert_inside(from.len(), panels.len(), o.len() * self.block * BLOCK);
-            // SAFETY: inside, as asserted.
-            unsafe { self.isa.sweep(&sweep) }
-        };
-        let groups = self.steps[q].len().div_ceil(per_group);
-        if count * self.steps[q].len() * BLOCK > SOURCE_FLOATS {
-            (0..groups).for_each(|g| parts(blocks.clone(), self.isa.blocks).for_each(|o| some(o, g)));
-        } else {
-            parts(blocks, self.isa.blocks).for_each(|o| (0..groups).for_each(|g| some(o.clone(), g)));
+            let (groups, together) = (steps.len().div_ceil(per_group), || parts(0..blocks.len(), self.isa.blocks));
+            if count * steps.len() * BLOCK > SOURCE_FLOATS {
+                (0..groups).for_each(|g| together().for_each(|o| some(o, g)));
+            } else {
+                together().for_each(|o| (0..groups).for_each(|g| some(o.clone(), g)));
+            }
         }
     }
 
@@ -496,24 +512,17 @@ impl Convolve {
     }
 }
 
+/// The layer's weights.
+const WEIGHTS: Operand = Operand::Parameter(0);
+
 /// All steps at once, for some tiles in scratch.
 struct Fused(Convolve);
 
 impl Fused {
-    fn tiles(&self) -> usize {
-        self.0.parts.len() * self.times()
-    }
-    /// How often a part's source is brought to planes: for some target blocks each time.
-    fn times(&self) -> usize {
-        self.0.outer.div_ceil(self.0.outer_at_once)
-    }
-    fn scratch(&self) -> usize {
-        self.0.floats().iter().sum()
-    }
-    fn work(&self) -> Work {
+    fn stage(&self) -> Stage {
         let c = &self.0;
-        let source_bytes = self.times() as f64 * c.source_bytes();
-        Work { flops: c.flops(), bytes: source_bytes + c.target_bytes() + c.weight_bytes() }
+        let read_bytes = c.times() as f64 * c.source_bytes() + (4 * c.outer * c.weights.panel()) as f64;
+        c.finishing(c.source, c.floats().iter().sum(), read_bytes)
     }
 }
 
@@ -522,42 +531,53 @@ impl Kernel for Fused {
         let c = &self.0;
         let (from, to) = scratch.split_at_mut(c.floats()[0]);
         let data = operands.floats(c.source);
-        let weights = operands.floats(c.weights);
         let [p, q] = c.distances();
-        let (first, part) = (tile / c.parts.len() * c.outer_at_once, &c.parts[tile % c.parts.len()]);
-        let blocks = first..(first + c.outer_at_once).min(c.outer);
-        for tiles in parts(part.clone(), c.block) {
+        let (part, blocks) = c.tile(tile);
+        let weights = &operands.floats(c.made())[blocks.start * c.weights.panel()..];
+        for tiles in parts(part.clone(), c.block[0]) {
             // SAFETY: all planes of these tiles are in scratch.
-            unsafe { c.windows.transform(data, 0..c.inner, tiles.clone(), from.as_mut_ptr(), (p, c.block * BLOCK)) };
-            for plane in 0..c.counts[1] {
-                let to = to[plane * q..(plane + 1) * q].as_mut_ptr();
-                // SAFETY: scratch is ours.
-                unsafe { c.products(plane, blocks.clone(), tiles.len(), from, weights, to) };
+            unsafe { c.windows.transform(data, 0..c.inner, tiles.clone(), from.as_mut_ptr(), (p, c.block[0] * BLOCK)) };
+            c.products(0, blocks.clone(), tiles.len(), from, weights, to);
+            for (i, o) in blocks.clone().enumerate() {
+                c.output(o, tiles.clone(), &to[i * c.block[1] * BLOCK..], q, operands);
             }
-            blocks.clone().for_each(|o| c.output(o, tiles.clone(), &to[o * c.block * BLOCK..], q, operands));
         }
         if let Some(sums) = &c.sums {
-            sums.of(part).for_each(|strip| blocks.clone().for_each(|o| c.sum(sums, strip, o, operands)));
+            sums.of(&part).for_each(|strip| blocks.clone().for_each(|o| c.sum(sums, strip, o, operands)));
         }
     }
 }
 
-/// The first stage: windows to planes.
+/// The stage before it: weights to planes. A tile is one target block.
+struct Weights(Convolve);
+
+impl Weights {
+    fn stage(&self) -> Stage {
+        let c = &self.0;
+        c.making(WEIGHTS, 4 * c.outer * c.weights.panel(), c.outer, c.stored_weight_bytes())
+    }
+}
+
+impl Kernel for Weights {
+    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+        let weights = &self.0.weights;
+        // SAFETY: a tile writes the panel of its own target block.
+        let to = unsafe { operands.floats_mut(self.0.made(), tile * weights.panel()..(tile + 1) * weights.panel()) };
+        weights.bring(operands.floats(WEIGHTS), tile, 0..self.0.inner, to);
+    }
+}
+
+/// The first of two stages: windows to planes.
 struct ToPlanes(Convolve);
 
 impl ToPlanes {
     fn blocks(&self) -> usize {
-        blocks_at_once(self.0.inner, self.0.tiles() * self.0.counts[0])
+        blocks_at_once(self.0.inner, self.0.len() * self.0.counts[0])
     }
-    fn tiles(&self) -> usize {
-        if self.0.tiles() == 0 { 0 } else { self.0.inner.div_ceil(self.blocks()) }
-    }
-    /// Of the planes.
-    fn bytes(&self) -> usize {
-        4 * self.0.floats()[0]
-    }
-    fn work(&self) -> Work {
-        Work { flops: 0.0, bytes: self.0.source_bytes() + self.bytes() as f64 }
+    fn stage(&self) -> Stage {
+        let c = &self.0;
+        let tiles = if c.len() == 0 { 0 } else { c.inner.div_ceil(self.blocks()) };
+        c.making(c.source, 4 * c.floats()[0], tiles, c.source_bytes())
     }
 }
 
@@ -565,121 +585,87 @@ impl Kernel for ToPlanes {
     fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
         let c = &self.0;
         let data = operands.floats(c.source);
-        let to = operands.slot(c.planes[0]).data as *mut f32;
+        let to = operands.slot(c.made()).data as *mut f32;
         let blocks = tile * self.blocks()..((tile + 1) * self.blocks()).min(c.inner);
         // SAFETY: the lines of these blocks are inside the planes and this tile's alone.
         unsafe {
-            let to = to.add(blocks.start * c.block * BLOCK);
-            c.windows.transform(data, blocks, 0..c.tiles(), to, (c.distances()[0], c.block * BLOCK));
+            let to = to.add(blocks.start * c.block[0] * BLOCK);
+            c.windows.transform(data, blocks, 0..c.len(), to, (c.distances()[0], c.block[0] * BLOCK));
         }
     }
 }
 
-/// The second stage: products in each plane.
-struct Products(Convolve);
+/// The second stage: all else. A worker brings the weights of some target blocks to planes itself, a few source blocks at a time: they are many, and
+/// from memory they would take longer than to be made.
+struct Panels(Convolve);
 
-impl Products {
-    /// Target blocks of a tile, all in one plane.
-    fn blocks(&self) -> usize {
-        let flops = self.0.flops() / (self.0.counts[1] * self.0.outer) as f64;
-        even(self.0.outer, ((TILE_FLOPS / flops.max(1.0)) as usize).clamp(1, self.0.outer))
+impl Panels {
+    /// Floats of a tile's weights in planes.
+    fn weights(&self) -> usize {
+        self.0.outer_at_once * self.0.weights.panel()
     }
-    fn tiles(&self) -> usize {
-        if self.0.tiles() == 0 { 0 } else { self.0.counts[1] * self.0.outer.div_ceil(self.blocks()) }
-    }
-    /// Of the planes of the target.
-    fn bytes(&self) -> usize {
-        4 * self.0.floats()[1]
-    }
-    fn work(&self) -> Work {
+    fn stage(&self) -> Stage {
         let c = &self.0;
-        Work { flops: c.flops(), bytes: c.weight_bytes() + (4 * c.floats()[0] + self.bytes()) as f64 }
+        let [source, target] = c.floats();
+        let read_bytes = c.parts.len() as f64 * c.stored_weight_bytes() + (c.times() * 4 * source) as f64;
+        c.finishing(WEIGHTS, self.weights() + target, read_bytes)
     }
 }
 
-impl Kernel for Products {
-    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
+impl Kernel for Panels {
+    fn run(&self, tile: usize, operands: &Operands, scratch: &mut [f32]) {
         let c = &self.0;
-        let (q, part) = (tile % c.counts[1], tile / c.counts[1]);
-        let blocks = part * self.blocks()..((part + 1) * self.blocks()).min(c.outer);
-        let from = operands.floats(c.planes[0]);
-        let to = operands.slot(c.planes[1]).data as *mut f32;
-        // SAFETY: the plane's lines of these blocks are this tile's alone.
-        unsafe {
-            let to = to.add(q * c.distances()[1]);
-            c.products(q, blocks, c.tiles(), from, operands.floats(c.weights), to);
+        let (weights, to) = scratch.split_at_mut(self.weights());
+        let (part, blocks) = c.tile(tile);
+        let from = &operands.floats(c.made())[part.start * BLOCK..];
+        let panel = c.weights.panel();
+        for first in (0..c.inner).step_by(c.held) {
+            for (o, panel) in blocks.clone().zip(weights.chunks_exact_mut(panel)) {
+                c.weights.bring(operands.floats(WEIGHTS), o, first..(first + c.held).min(c.inner), panel);
+            }
+            c.products(first, blocks.clone(), part.len(), from, weights, to);
+        }
+        for (i, o) in blocks.enumerate() {
+            c.finish(o, part.clone(), &to[i * c.block[1] * BLOCK..], c.distances()[1], operands);
         }
     }
 }
 
-/// The third stage: planes to targets.
-struct FromPlanes(Convolve);
-
-impl FromPlanes {
-    fn blocks(&self) -> usize {
-        blocks_at_once(self.0.outer, self.0.tiles() * self.0.counts[1])
-    }
-    fn tiles(&self) -> usize {
-        if self.0.tiles() == 0 { 0 } else { self.0.outer.div_ceil(self.blocks()) }
-    }
-    fn work(&self) -> Work {
-        Work { flops: 0.0, bytes: 4.0 * self.0.floats()[1] as f64 + self.0.target_bytes() }
-    }
-}
-
-impl Kernel for FromPlanes {
-    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
-        let c = &self.0;
-        let from = operands.floats(c.planes[1]);
-        for o in tile * self.blocks()..((tile + 1) * self.blocks()).min(c.outer) {
-            c.finish(o, 0..c.tiles(), &from[o * c.block * BLOCK..], c.distances()[1], operands);
-        }
-    }
-}
-
-/// Weights to planes: `[outer block][plane][inner block][inner 16][outer 16]`, with a line between planes. A tile is one outer block.
-struct Weights {
+/// How weights become planes: `[plane][source block][source 16][target 16]` of each target block, with a line between planes.
+struct WeightPlanes {
     isa: &'static Isa,
     size: Size,
     pairs: Pairs,
     direction: Direction,
-    to: Operand,
-    inner: usize,
-    tiles: usize,
+    /// Source blocks side by side.
+    held: usize,
 }
 
-impl Weights {
-    fn new(spec: &Convolution) -> Weights {
-        let (inner, tiles) = spec.blocks();
-        let to = Operand::Internal(spec.numbers[0]);
-        Weights { isa: isa(), size: spec.size, pairs: spec.pairs.clone(), direction: spec.direction, to, inner, tiles }
+impl WeightPlanes {
+    fn new(spec: &Convolution, held: usize) -> WeightPlanes {
+        WeightPlanes { isa: isa(), size: spec.size, pairs: spec.pairs.clone(), direction: spec.direction, held }
     }
-    /// Floats of one outer block.
+
+    /// Distance between planes.
+    fn distance(&self) -> usize {
+        plane(self.held * BLOCK)
+    }
+
+    /// Floats of one target block.
     fn panel(&self) -> usize {
-        self.size.planes() * plane(self.inner * BLOCK)
+        self.size.planes() * self.distance()
     }
-    fn bytes(&self) -> usize {
-        4 * self.tiles * self.panel()
-    }
-    fn work(&self) -> Work {
-        let read = 4 * self.inner * self.tiles * self.size.weights();
-        Work { flops: 0.0, bytes: (read + self.bytes()) as f64 }
-    }
-}
 
-impl Kernel for Weights {
-    fn run(&self, tile: usize, operands: &Operands, _: &mut [f32]) {
-        let weights = operands.floats(Operand::Parameter(0));
-        // SAFETY: a tile writes the panel of its own outer block.
-        let to = unsafe { operands.floats_mut(self.to, tile * self.panel()..(tile + 1) * self.panel()) };
+    /// Brings the weights between a target block and some source blocks to planes.
+    fn bring(&self, weights: &[f32], outer: usize, inner: Range<usize>, to: &mut [f32]) {
         let transform = self.size.transforms(self.isa).weight;
         let mut transposed = [0f32; 25 * PAIR];
         let (taps_along, per_pair) = (self.size.taps(), self.size.weights());
         let transposed = &mut transposed[..per_pair];
-        for inner in 0..self.inner {
+        for (i, inner) in inner.enumerate() {
             let pair = match self.direction {
-                Direction::Forward => self.pairs.number(tile, inner),
-                Direction::Backward | Direction::Adjoint => self.pairs.number(inner, tile),
+                Direction::Forward => self.pairs.number(outer, inner),
+                Direction::Backward | Direction::Adjoint => self.pairs.number(inner, outer),
             };
             let mut taps = &weights[pair * per_pair..][..per_pair];
             if self.direction != Direction::Forward {
@@ -690,9 +676,9 @@ impl Kernel for Weights {
                 }
                 taps = &*transposed;
             }
-            let distance = plane(self.inner * BLOCK);
+            let distance = self.distance();
             for line in (0..PAIR).step_by(BLOCK) {
-                let to = &mut to[inner * PAIR + line..];
+                let to = &mut to[i * PAIR + line..];
                 debug_assert!((self.size.planes() - 1) * distance + BLOCK <= to.len(), "bug: weights outside");
                 // SAFETY: all taps of this line are read, one line in each plane is written, inside as asserted.
                 unsafe {

@@ -8,9 +8,9 @@
 //! and what they have at the same point is one sum: 81 planes of inputs and weights, 25 of sums, 5.1 products for an output instead of 9.
 //! The input gradient is always forward's adjoint.
 //!
-//! Two ways, with the same bits. *Fused*: a worker takes some tiles through all steps in its scratch: for many tiles and few
-//! channels. *Staged*: each step is a stage over all tiles, so that weights are read once: for few tiles and many channels.
-//! The adjoint is always fused.
+//! Two ways, with the same bits. *Fused*: weights are brought to planes first; then a worker takes some tiles through all steps in its
+//! scratch: for many tiles and few channels. *Staged*: the source is brought to planes first; then a worker takes some target blocks, brings
+//! their weights to planes in its scratch, and does all else: for few tiles and many channels, whose planes would go to memory and back.
 //!
 //! Always true
 //! - Tiles lie on multiples of m of the output's global coordinates. A tile that a region holds in full, or up to the tensor's
