@@ -1,4 +1,5 @@
-//! Sums over ranks that the transport's library makes by itself, while its caller does something else.
+//! What the transport's library does with its caller's memory while the caller does something else: large messages that are not copied, and
+//! sums over ranks.
 
 #![allow(unsafe_code, reason = "the library reads and writes its caller's memory between calls")]
 
@@ -31,7 +32,7 @@ impl Communicator {
     ///
     /// # Safety
     /// `from` has as many numbers as `into`, and both stay where they are, read and written by nobody, until the sum is there: for ever
-    /// if it never is ([`Communicator::is_summing`]).
+    /// if it never is ([`Communicator::borrows`]).
     pub unsafe fn try_all_reduce<T: Summand>(
         &self,
         _team: &[usize],
@@ -52,11 +53,44 @@ impl Communicator {
         unreachable!("bug: threads have no library that makes sums")
     }
 
-    /// Whether the library is still making a sum, and may read and write what it was given.
-    pub fn is_summing(&self) -> bool {
+    /// Begins to hand bytes over for `to`, or looks whether they have left: as [`Communicator::send`], without a copy where they are many.
+    ///
+    /// # Safety
+    /// The bytes stay where they are, written by nobody, until they have left: for ever if they never do ([`Communicator::borrows`]). Until then
+    /// no other message of this tag is sent there.
+    pub unsafe fn try_send(&self, to: usize, tag: u64, bytes: &[u8]) -> Result<bool, Error> {
         #[cfg(feature = "mpi")]
         if let Some(world) = self.mpi() {
-            return world.is_summing();
+            // SAFETY: the caller's promise.
+            let (begins, left) = unsafe { world.try_send(to, tag, bytes) };
+            if begins {
+                self.counters.add(crate::Kind::of(tag), bytes.len());
+            }
+            return if left { Ok(true) } else { world.first_end(&self.hosts).map_or(Ok(false), Err) };
+        }
+        self.send(to, tag, bytes);
+        Ok(true)
+    }
+
+    /// As [`Communicator::try_receive`], without a copy where bytes are many and come after the first look.
+    ///
+    /// # Safety
+    /// `into` stays where it is, read and written by nobody, until the message is there: for ever if it never is ([`Communicator::borrows`]).
+    /// It is the same at every look.
+    pub unsafe fn try_receive_straight(&self, from: usize, tag: u64, into: &mut [u8]) -> Result<bool, Error> {
+        #[cfg(feature = "mpi")]
+        if let Some(world) = self.mpi() {
+            // SAFETY: the caller's promise.
+            return unsafe { world.try_receive_straight(from, tag, into, &self.hosts) };
+        }
+        self.try_receive(from, tag, into)
+    }
+
+    /// Whether the library may still read or write memory that was lent to it.
+    pub fn borrows(&self) -> bool {
+        #[cfg(feature = "mpi")]
+        if let Some(world) = self.mpi() {
+            return world.borrows();
         }
         false
     }

@@ -4,6 +4,9 @@
 //! Receivers take whatever comes from a rank in its order and keep it by tag: MPI's own tags are too short for ours, and a
 //! receive that is not posted need not be cancelled.
 //!
+//! A large message may be lent: its header goes alone, its bytes from where they lie. Whoever wants it when its header has come has its bytes
+//! written to where they belong; to others they come as all messages do, so that who lends never waits for who does not yet want.
+//!
 //! Always true
 //! - MPI is called by one thread at a time (its level `SERIALIZED`): all calls go through one lock.
 //! - No call waits inside of MPI, but for start, end and the making of teams for sums that MPI makes.
@@ -27,6 +30,8 @@ pub const PIECE_BYTES: usize = 1 << 30;
 
 /// Tag, length.
 const HEADER: usize = 16;
+/// Bytes from which on a message is lent rather than copied.
+const LENT_BYTES: usize = 64 << 10;
 /// The tag of a rank's last message.
 const END: u64 = u64::MAX;
 /// The tag of a sum that is waited for, so that there is no other.
@@ -64,6 +69,8 @@ pub fn world(piece_bytes: usize) -> Result<Communicator, Error> {
         ended: false,
         teams: HashMap::new(),
         sums: HashMap::new(),
+        lent: HashMap::new(),
+        wanted: HashMap::new(),
     };
     let world = World { state: Mutex::new(state), parent: parent_id() };
     let mut communicator = Communicator::new(rank, vec![host(); size], Transport::Mpi(Box::new(world)));
@@ -115,6 +122,18 @@ struct State {
     teams: HashMap<Vec<usize>, ffi::MPI_Comm>,
     /// By tag: the pieces of a sum that MPI is making.
     sums: HashMap<u64, Vec<ffi::MPI_Request>>,
+    /// By rank and tag: the pieces of a message to it that are read where they lie.
+    lent: HashMap<(usize, u64), Vec<ffi::MPI_Request>>,
+    /// By rank and tag: where a message from it belongs.
+    wanted: HashMap<(usize, u64), Wanted>,
+}
+
+/// Where the bytes of a message belong, and whether they are there.
+#[derive(Debug)]
+struct Wanted {
+    into: *mut u8,
+    length: usize,
+    there: bool,
 }
 
 // SAFETY: handles of MPI are not bound to a thread at level `SERIALIZED`, and the lock around the state lets one thread at a
@@ -138,6 +157,17 @@ struct Peer {
     end: Option<(usize, String)>,
 }
 
+/// What a header says: tag and length.
+fn header(message: &[u8]) -> (u64, usize) {
+    let number = |at: usize| u64::from_le_bytes(message[at..at + 8].try_into().expect("eight bytes"));
+    (number(0), number(8) as usize)
+}
+
+/// What comes after the header, in memory that may be longer.
+fn content(message: &[u8]) -> &[u8] {
+    &message[HEADER..HEADER + header(message).1]
+}
+
 /// A message on its way in, of which so many bytes have arrived. A piece of so many more is written behind them until the
 /// request is complete; nothing is on its way where it is 0.
 #[derive(Debug)]
@@ -146,6 +176,8 @@ struct Incoming {
     bytes: Vec<u8>,
     arrived: usize,
     piece: usize,
+    /// Its content goes to where it is wanted.
+    straight: bool,
 }
 
 impl World {
@@ -155,25 +187,62 @@ impl World {
     }
 
     pub fn send(&self, to: usize, tag: u64, bytes: &[u8]) {
-        self.lock().send(to, tag, bytes);
+        self.lock().send(to, tag, bytes.len(), bytes);
+    }
+
+    /// Begins to send a message, or looks whether it has left: whether it was begun now, and whether it has left.
+    ///
+    /// # Safety
+    /// The bytes stay where they are, written by nobody, until they have left; until then no other message of this tag is sent there.
+    pub unsafe fn try_send(&self, to: usize, tag: u64, bytes: &[u8]) -> (bool, bool) {
+        let state = &mut *self.lock();
+        if bytes.len() < LENT_BYTES {
+            state.send(to, tag, bytes.len(), bytes);
+            return (true, true);
+        }
+        let begins = state.lent.entry((to, tag)).or_default().is_empty();
+        if begins {
+            state.send(to, tag, bytes.len(), &[]);
+            let pieces = bytes.chunks(state.piece_bytes);
+            // SAFETY: the caller's promise.
+            let requests = pieces.map(|piece| unsafe { begin_send(state.own, to, piece) });
+            state.lent.get_mut(&(to, tag)).expect("bug: a message that was not begun").extend(requests);
+        }
+        let requests = state.lent.get_mut(&(to, tag)).expect("bug: a message that was not begun");
+        while requests.last_mut().is_some_and(test) {
+            requests.pop();
+        }
+        (begins, requests.is_empty())
     }
 
     pub fn try_receive(&self, from: usize, tag: u64, into: &mut [u8], hosts: &[String]) -> Result<bool, Error> {
+        self.lock().try_receive(from, tag, into, hosts)
+    }
+
+    /// The same; what comes from now on may be written before it is asked for again.
+    ///
+    /// # Safety
+    /// `into` stays where it is, read and written by nobody, until the message is there, and is the same at every look.
+    pub unsafe fn try_receive_straight(
+        &self,
+        from: usize,
+        tag: u64,
+        into: &mut [u8],
+        hosts: &[String],
+    ) -> Result<bool, Error> {
         let state = &mut *self.lock();
-        let Some(message) = state.find(from, tag).or_else(|| {
-            state.clear_outgoing();
-            state.hear(from);
-            state.find(from, tag)
-        }) else {
-            return state.first_end(hosts).map_or(Ok(false), Err);
-        };
-        let content = &message[HEADER..];
-        if content.len() != into.len() {
-            return Err(Error::Length { source_rank: from, tag, sent: content.len(), wanted: into.len() });
+        if into.len() >= LENT_BYTES {
+            let (length, address) = (into.len(), into.as_mut_ptr());
+            state.wanted.entry((from, tag)).or_insert(Wanted { into: address, length, there: false });
         }
-        into.copy_from_slice(content);
-        state.free.push(message);
-        Ok(true)
+        state.try_receive(from, tag, into, hosts)
+    }
+
+    /// Whether MPI may still read or write memory that was lent to it.
+    pub fn borrows(&self) -> bool {
+        let state = self.lock();
+        let under_way = |requests: &Vec<_>| !requests.is_empty();
+        state.sums.values().any(under_way) || state.lent.values().any(under_way) || !state.wanted.is_empty()
     }
 
     /// What must be noticed by those who wait: ranks that ended, a launcher that is gone.
@@ -196,7 +265,7 @@ impl World {
         let (first, cause) = state.first().map_or((own, cause.into()), |(rank, cause)| (rank, cause.to_string()));
         let mut word = (first as u64).to_le_bytes().to_vec();
         word.extend_from_slice(cause.as_bytes());
-        (0..state.peers.len()).filter(|&to| to != own).for_each(|to| state.send(to, END, &word));
+        (0..state.peers.len()).filter(|&to| to != own).for_each(|to| state.send(to, END, word.len(), &word));
         state.peers[own].end = Some((first, cause));
     }
 
@@ -279,11 +348,6 @@ impl World {
         self.lock().first_end(hosts)
     }
 
-    /// Whether MPI is still making sums.
-    pub fn is_summing(&self) -> bool {
-        self.lock().sums.values().any(|requests| !requests.is_empty())
-    }
-
     /// Numbers become their sums over a team, as the library does it.
     pub fn all_reduce<T: Summand>(&self, c: &Communicator, team: &Team, numbers: &mut [T]) -> Result<(), Error> {
         let own = numbers.to_vec();
@@ -298,6 +362,13 @@ impl World {
     }
 }
 
+/// Memory is never made shorter: what is longer again would be cleared first.
+fn make_room(bytes: &mut Vec<u8>, length: usize) {
+    if bytes.len() < length {
+        bytes.resize(length, 0);
+    }
+}
+
 /// Whether a request is complete.
 fn test(request: &mut ffi::MPI_Request) -> bool {
     let mut done = 0;
@@ -306,25 +377,56 @@ fn test(request: &mut ffi::MPI_Request) -> bool {
     done != 0
 }
 
+/// Begins to send a piece of a message.
+///
+/// # Safety
+/// The piece stays where it is, written by nobody, until the request is complete.
+unsafe fn begin_send(own: ffi::MPI_Comm, to: usize, piece: &[u8]) -> ffi::MPI_Request {
+    let mut request = null_request();
+    let (bytes, length) = (piece.as_ptr().cast(), piece.len() as c_int);
+    // SAFETY: the caller's promise.
+    unsafe { check(ffi::MPI_Isend(bytes, length, ffi::RSMPI_UINT8_T, to as c_int, MPI_TAG, own, &mut request)) };
+    request
+}
+
 impl State {
-    fn send(&mut self, to: usize, tag: u64, bytes: &[u8]) {
+    fn try_receive(&mut self, from: usize, tag: u64, into: &mut [u8], hosts: &[String]) -> Result<bool, Error> {
+        for heard in [false, true] {
+            if heard {
+                self.clear_outgoing();
+                self.hear(from);
+            }
+            // What was written straight to where it belongs came before what is kept.
+            if self.wanted.get(&(from, tag)).is_some_and(|wanted| wanted.there) {
+                self.wanted.remove(&(from, tag));
+                return Ok(true);
+            }
+            let Some(message) = self.find(from, tag) else { continue };
+            self.wanted.remove(&(from, tag));
+            let content = content(&message);
+            if content.len() != into.len() {
+                return Err(Error::Length { source_rank: from, tag, sent: content.len(), wanted: into.len() });
+            }
+            into.copy_from_slice(content);
+            self.free.push(message);
+            return Ok(true);
+        }
+        self.first_end(hosts).map_or(Ok(false), Err)
+    }
+
+    /// Sends the header of a message of so many bytes, and those of them that go along: all, or none.
+    fn send(&mut self, to: usize, tag: u64, length: usize, along: &[u8]) {
         // The largest memory first, so that it fits soon and for good.
         let largest = (0..self.sent.len()).max_by_key(|&i| self.sent[i].bytes.capacity());
         let mut message = largest.map(|i| self.sent.swap_remove(i)).unwrap_or_default();
         message.bytes.clear();
         message.bytes.extend_from_slice(&tag.to_le_bytes());
-        message.bytes.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
-        message.bytes.extend_from_slice(bytes);
+        message.bytes.extend_from_slice(&(length as u64).to_le_bytes());
+        message.bytes.extend_from_slice(along);
         for piece in message.bytes.chunks(self.piece_bytes) {
-            let mut request = null_request();
             // SAFETY: the piece stays where it is until the request is complete: `outgoing` keeps the message, and a vector
             // that moves does not move its bytes.
-            unsafe {
-                let (bytes, length) = (piece.as_ptr().cast(), piece.len() as c_int);
-                let byte = ffi::RSMPI_UINT8_T;
-                check(ffi::MPI_Isend(bytes, length, byte, to as c_int, MPI_TAG, self.own, &mut request));
-            }
-            message.requests.push(request);
+            message.requests.push(unsafe { begin_send(self.own, to, piece) });
         }
         self.outgoing.push(message);
     }
@@ -363,7 +465,7 @@ impl State {
                     self.peers[from].incoming = incoming;
                     return;
                 };
-                incoming = Some(self.receive(incoming, piece, message));
+                incoming = Some(self.receive(from, incoming, piece, message));
             }
             let mut incoming = incoming.expect("bug: nothing on its way");
             if !test(&mut incoming.request) {
@@ -371,20 +473,26 @@ impl State {
                 return;
             }
             incoming.arrived += std::mem::take(&mut incoming.piece);
-            let number = |at: usize| u64::from_le_bytes(incoming.bytes[at..at + 8].try_into().expect("eight bytes"));
-            let (tag, length) = (number(0), number(8) as usize);
-            if incoming.arrived == HEADER + length {
-                self.keep(from, tag, incoming.bytes);
-            } else {
-                incoming.bytes.resize(HEADER + length, 0);
+            let (tag, length) = header(&incoming.bytes);
+            let wanted = self.wanted.get_mut(&(from, tag)).filter(|wanted| wanted.length == length && !wanted.there);
+            if incoming.arrived < HEADER + length {
+                incoming.straight |= incoming.arrived == HEADER && wanted.is_some();
+                if !incoming.straight {
+                    make_room(&mut incoming.bytes, HEADER + length);
+                }
                 self.peers[from].incoming = Some(incoming);
+            } else if incoming.straight {
+                wanted.expect("bug: nobody wants it any more").there = true;
+                self.free.push(incoming.bytes);
+            } else {
+                self.keep(from, tag, incoming.bytes);
             }
         }
     }
 
     fn keep(&mut self, from: usize, tag: u64, message: Vec<u8>) {
         if tag == END {
-            let content = &message[HEADER..];
+            let content = content(&message);
             let first = content[..8].try_into().map_or(from, |bytes| u64::from_le_bytes(bytes) as usize);
             self.peers[from].end = Some((first, String::from_utf8_lossy(&content[8..]).into_owned()));
         } else {
@@ -409,24 +517,35 @@ impl State {
     }
 
     /// Starts to take in a piece: of a message of which some is there, or the first one of the next.
-    fn receive(&mut self, begun: Option<Incoming>, piece: usize, mut message: ffi::MPI_Message) -> Incoming {
-        let (mut bytes, arrived) = match begun {
-            Some(incoming) => (incoming.bytes, incoming.arrived),
-            None => {
-                let largest = (0..self.free.len()).max_by_key(|&i| self.free[i].capacity());
-                let mut bytes = largest.map(|i| self.free.swap_remove(i)).unwrap_or_default();
-                bytes.resize(piece, 0);
-                (bytes, 0)
-            }
+    fn receive(
+        &mut self,
+        from: usize,
+        begun: Option<Incoming>,
+        piece: usize,
+        mut message: ffi::MPI_Message,
+    ) -> Incoming {
+        let mut incoming = begun.unwrap_or_else(|| {
+            let largest = (0..self.free.len()).max_by_key(|&i| self.free[i].capacity());
+            let mut bytes = largest.map(|i| self.free.swap_remove(i)).unwrap_or_default();
+            make_room(&mut bytes, piece);
+            Incoming { request: null_request(), bytes, arrived: 0, piece: 0, straight: false }
+        });
+        let (first, room) = if incoming.straight {
+            let wanted = &self.wanted[&(from, header(&incoming.bytes).0)];
+            (wanted.into.wrapping_add(incoming.arrived - HEADER), HEADER + wanted.length - incoming.arrived)
+        } else {
+            let free = &mut incoming.bytes[incoming.arrived..];
+            (free.as_mut_ptr(), free.len())
         };
-        assert!(arrived + piece <= bytes.len(), "bug: a piece that belongs to no message");
-        let mut request = null_request();
-        // SAFETY: there is room for the piece, as asserted; it is neither read nor moved until the request is complete.
+        assert!(piece <= room, "bug: a piece that belongs to no message");
+        incoming.piece = piece;
+        // SAFETY: there is room for the piece, as asserted; it is neither read nor moved until the request is complete: `bytes` by us, what is
+        // wanted by the promise of who wants it.
         unsafe {
-            let into = bytes[arrived..].as_mut_ptr().cast();
-            check(ffi::MPI_Imrecv(into, piece as c_int, ffi::RSMPI_UINT8_T, &mut message, &mut request));
+            let (byte, request) = (ffi::RSMPI_UINT8_T, &mut incoming.request);
+            check(ffi::MPI_Imrecv(first.cast(), piece as c_int, byte, &mut message, request));
         }
-        Incoming { request, bytes, arrived, piece }
+        incoming
     }
 
     /// The rank that ended first, as far as this one knows, and why.

@@ -248,11 +248,12 @@ impl Engine {
     }
 }
 
-/// A sum that the library was making when a step failed may still be written: its memory stays, the process ends soon.
+/// Messages and sums that were under way when a step failed may still be read or written: their memory stays, the process ends soon.
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.communicator.is_summing() {
+        if self.communicator.borrows() {
             std::mem::forget(std::mem::replace(&mut self.arena, Memory::zeroed(0)));
+            std::mem::forget(std::mem::take(&mut self.kept));
         }
     }
 }

@@ -9,6 +9,7 @@ use convoy_kernels::fast::{fold, region};
 use convoy_kernels::{Layout, Moment, Operands, Slot};
 use convoy_net::{Axis, Region};
 use convoy_program::{Action, BufferId, Number, Part};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -80,15 +81,19 @@ impl Run<'_> {
             let _ = self.recorder.map(|recorder| recorder.look(op));
             let done = match &self.loaded.program.ops[op].action {
                 Action::Send { from, to, tag } => {
-                    // SAFETY: the op is ready: nobody writes what it sends.
-                    let bytes = unsafe { std::slice::from_raw_parts(self.part(from).data, from.bytes.len()) };
-                    self.communicator.send(to.0, *tag, bytes);
-                    Ok(true)
+                    // SAFETY: the op is ready and not complete before the bytes have left: nobody writes them until then, and memory outlives
+                    // messages that never leave (`Engine::drop`).
+                    unsafe {
+                        let bytes = std::slice::from_raw_parts(self.part(from).data, from.bytes.len());
+                        self.communicator.try_send(to.0, *tag, bytes)
+                    }
                 }
                 Action::Receive { into, from, tag } => {
-                    // SAFETY: the op is ready: nobody else touches what it receives into.
-                    let bytes = unsafe { std::slice::from_raw_parts_mut(self.part(into).data, into.bytes.len()) };
-                    self.communicator.try_receive(from.0, *tag, bytes)
+                    // SAFETY: as above; nobody else touches what it receives into.
+                    unsafe {
+                        let bytes = std::slice::from_raw_parts_mut(self.part(into).data, into.bytes.len());
+                        self.communicator.try_receive_straight(from.0, *tag, bytes)
+                    }
                 }
                 Action::AllReduce { from, into, team, number, tag, .. } => match number {
                     Number::Single => self.all_reduce::<f32>(from, into, team, *tag),
@@ -127,6 +132,10 @@ impl Run<'_> {
             Some((op, Action::Receive { into, from, .. })) => {
                 let what = format!("{} bytes for {}", into.bytes.len(), self.consumer(op));
                 Waiting::new(self.communicator, from.0, what)
+            }
+            Some((_, Action::Send { from, to, .. })) => {
+                let what = format!("that it takes {} bytes", from.bytes.len());
+                Waiting::new(self.communicator, to.0, what)
             }
             Some((op, Action::AllReduce { team, .. })) => {
                 let others = team.iter().copied().find(|&rank| rank != self.communicator.rank());
@@ -199,6 +208,12 @@ impl Run<'_> {
         }
     }
 
+    /// The samples of a region, counted from its first, that are a tile's: all tiles have about as many.
+    fn samples(&self, op: usize, tile: usize, region: &Region) -> Range<usize> {
+        let (samples, tiles) = (region.size(Axis::Sample), self.loaded.program.ops[op].tiles);
+        tile * samples / tiles..(tile + 1) * samples / tiles
+    }
+
     fn slot(&self, buffer: BufferId) -> Slot {
         self.loaded.slots[buffer.0]
     }
@@ -227,9 +242,11 @@ impl Run<'_> {
                 kernel.run(tile, &operands, scratch);
             }
             Action::Load { target, region } => {
-                let (one, dense) = one_sample(region, tile, self.batch.images);
-                // SAFETY: this tile's sample is nobody else's.
-                unsafe { region::load(dense, &one, (self.slot(*target), self.layout(*target))) };
+                for sample in self.samples(op, tile, region) {
+                    let (one, dense) = one_sample(region, sample, self.batch.images);
+                    // SAFETY: this tile's samples are nobody else's.
+                    unsafe { region::load(dense, &one, (self.slot(*target), self.layout(*target))) };
+                }
             }
             Action::LoadTarget { target } => {
                 let slot = self.slot(*target);
@@ -252,17 +269,22 @@ impl Run<'_> {
             }
             Action::Clear { target, keep } => {
                 let layout = self.layout(*target);
-                let one = Layout { stored: sample_of(&layout.stored, tile), len: layout.sample, ..layout.clone() };
-                let bytes = tile * layout.sample * 4..(tile + 1) * layout.sample * 4;
-                let slot = self.part(&Part { buffer: *target, bytes });
-                // SAFETY: this tile's sample is nobody else's, and the op's accesses say that all outside `keep` is ours.
-                unsafe { region::clear_outside(slot, &one, keep) };
+                for sample in self.samples(op, tile, &layout.stored) {
+                    let one =
+                        Layout { stored: sample_of(&layout.stored, sample), len: layout.sample, ..layout.clone() };
+                    let bytes = sample * layout.sample * 4..(sample + 1) * layout.sample * 4;
+                    let slot = self.part(&Part { buffer: *target, bytes });
+                    // SAFETY: this tile's samples are nobody else's, and the op's accesses say that all outside `keep` is ours.
+                    unsafe { region::clear_outside(slot, &one, keep) };
+                }
             }
             Action::Copy { source, target, region, shift, add } => {
-                let one = sample_of(region, tile);
-                let from = (self.slot(*source), self.layout(*source));
-                // SAFETY: the op's accesses say that the source is not written and the target is ours; samples are disjoint.
-                unsafe { region::copy(from, (self.slot(*target), self.layout(*target)), &one, *shift, *add) };
+                for sample in self.samples(op, tile, region) {
+                    let one = sample_of(region, sample);
+                    let from = (self.slot(*source), self.layout(*source));
+                    // SAFETY: the op's accesses say that the source is not written and the target is ours; samples are disjoint.
+                    unsafe { region::copy(from, (self.slot(*target), self.layout(*target)), &one, *shift, *add) };
+                }
             }
             Action::Combine { parts, into, number } => match number {
                 Number::Single => self.combine::<f32>(parts, into, tile),

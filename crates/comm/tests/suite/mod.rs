@@ -14,6 +14,7 @@ pub fn run(c: &Communicator) {
     c.set_deadline(Duration::from_secs(60));
     tags_and_order(c);
     lengths(c);
+    lent(c);
     many_at_once(c);
     for team in teams(c) {
         collectives(c, &team);
@@ -92,6 +93,48 @@ fn lengths(c: &Communicator) {
             assert!(bytes == content(from, c.rank(), length), "{length} bytes from rank {from}");
         }
     }
+}
+
+/// Messages that are not copied, around the size from which on they need not be: wanted before they come and after, of one tag one after the
+/// other, and received as others are.
+fn lent(c: &Communicator) {
+    const LENGTHS: [usize; 5] = [16, 65_535, 65_536, 65_537, 3_000_001];
+    let leaves = |to: usize, tag: u64, bytes: &[u8]| {
+        // SAFETY: they stay until they have left, for this is asked until then.
+        unsafe { c.try_send(to, tag, bytes) }.unwrap()
+    };
+    for (round, &length) in LENGTHS.iter().enumerate() {
+        let tag = 40 + round as u64;
+        let sent: Vec<_> = (0..c.size()).map(|to| [0, 1].map(|i| content(c.rank(), to, length + i))).collect();
+        let mut came = vec![[vec![0; length], vec![0; length + 1]]; c.size()];
+        // How many of two messages have left to each rank, and come from each.
+        let (mut left, mut here) = (vec![0; c.size()], vec![0; c.size()]);
+        let is_late = (c.rank() + round) % 2 == 1;
+        while others(c).any(|rank| left[rank] < 2 || here[rank] < 2) {
+            c.look_around().unwrap();
+            for rank in others(c) {
+                if left[rank] < 2 {
+                    left[rank] += usize::from(leaves(rank, tag, &sent[rank][left[rank]]));
+                }
+                // Who is late wants nothing before all that it sends has left: the others take it all the same.
+                if here[rank] < 2 && (!is_late || others(c).all(|rank| left[rank] == 2)) {
+                    let into = &mut came[rank][here[rank]];
+                    let there = match here[rank] {
+                        // SAFETY: it is asked for until it is there, and looked at afterwards.
+                        0 => unsafe { c.try_receive_straight(rank, tag, into) },
+                        _ => c.try_receive(rank, tag, into),
+                    };
+                    here[rank] += usize::from(there.unwrap());
+                }
+            }
+            std::thread::yield_now();
+        }
+        for rank in others(c) {
+            let expected = [0, 1].map(|i| content(rank, c.rank(), length + i));
+            assert!(came[rank] == expected, "{length} bytes from rank {rank}");
+        }
+    }
+    assert!(!c.borrows(), "nothing is under way any more");
 }
 
 fn many_at_once(c: &Communicator) {
