@@ -237,15 +237,17 @@ impl<'a> Builder<'a> {
                 (stage.tiles, stage.scratch, seconds(&stage.work))
             }
             Action::Copy { region, .. } | Action::Load { region, .. } => {
-                (region.size(Axis::Sample), 0, memory_seconds(region.len() * 8))
+                let bytes = region.len() * 8;
+                (sample_tiles(region, bytes), 0, memory_seconds(bytes))
             }
             Action::Clear { target, keep } => {
                 let all = whole(&self.buffers[target.0]);
-                (all.size(Axis::Sample), 0, memory_seconds((all.len() - all.intersect(keep).len()) * 4))
+                let bytes = (all.len() - all.intersect(keep).len()) * 4;
+                (sample_tiles(&all, bytes), 0, memory_seconds(bytes))
             }
             Action::Fold { partial, .. } => (1, 0, memory_seconds(self.buffers[partial.0].bytes)),
             Action::Combine { into, parts, .. } => {
-                (into.bytes.len().div_ceil(1 << 16), 0, memory_seconds(into.bytes.len() * parts.len()))
+                (into.bytes.len().div_ceil(TILE_BYTES), 0, memory_seconds(into.bytes.len() * parts.len()))
             }
             Action::LoadTarget { target } => (1, 0, memory_seconds(self.buffers[target.0].bytes)),
             Action::Send { .. } | Action::Receive { .. } => (1, 0, 1e-6),
@@ -573,4 +575,12 @@ fn seconds(work: &Work) -> f64 {
 
 fn memory_seconds(bytes: usize) -> f64 {
     seconds(&Work { flops: 0.0, bytes: bytes as f64 })
+}
+
+/// Bytes that a tile of an op that moves memory should touch: so many take some microseconds, taking a tile about one.
+const TILE_BYTES: usize = 1 << 16;
+
+/// Tiles of whole samples.
+fn sample_tiles(region: &Region, bytes: usize) -> usize {
+    region.size(Axis::Sample).min(bytes.div_ceil(TILE_BYTES))
 }
