@@ -4,7 +4,7 @@
 mod harness;
 
 use convoy_engine::{Order, Settings};
-use convoy_kernels::{Operand, Update, Winograd};
+use convoy_kernels::{Operand, Pass, Update, Winograd};
 use convoy_net::layers::*;
 use convoy_net::{Edge, Kind, Loss, Network, Sampling};
 use convoy_program::{Action, Division, Halos, Number, Options, Purpose, SumOrder, lower};
@@ -327,6 +327,43 @@ fn ranks_that_share_samples_give_the_result_of_one() {
             let found = run(&net, &strategy(text, ranks, &net, batch), plain(batch), 3);
             assert_eq!(difference(&found, &one), None, "{} under {text} on {ranks}", net.name);
         }
+    }
+}
+
+/// Winograd's convolutions of few tiles go another way than those of many: a rank's rows that wait for halos and all others do, each
+/// way needing something else beforehand. Either piece may be the first.
+#[test]
+fn pieces_of_a_layer_may_be_computed_in_two_ways() {
+    let (mut net, batch) = (Network::new("pieces", &[3, 208, 96]), 1);
+    for name in ["in", "middle", "last"] {
+        net.push(name, Kind::Convolution(Convolution::new(16, &[3, 3]).padding(1)));
+        net.push(format!("{name} act"), Kind::Activation(Activation::Tanh));
+    }
+    net.push("mean", Kind::GlobalAveragePool(GlobalAveragePool));
+    net.push("fc", Kind::FullyConnected(FullyConnected::new(5)));
+    let one = run_one(&net, batch, 2);
+    for (ranks, text) in [(2, "spatial"), (2, "spatial:1x2"), (3, "spatial")] {
+        let strategy = strategy(text, ranks, &net, batch);
+        let options = options(batch, Default::default());
+        let stages = |rank| {
+            lower(&net, &strategy, Rank(rank), &options).unwrap().ops.into_iter().filter_map(|op| match op.action {
+                Action::Compute { stage, .. } => Some(stage),
+                _ => None,
+            })
+        };
+        // One way reads weights at the end, the other at the beginning.
+        let ways = |pass: Pass| {
+            let last = stages(0)
+                .filter(|stage| stage.pass == pass && stage.reads.iter().any(|o| matches!(o, Operand::Internal(_))));
+            last.map(|stage| stage.reads.contains(&Operand::Parameter(0)))
+                .collect::<std::collections::BTreeSet<_>>()
+                .len()
+        };
+        if ranks == 2 {
+            assert_eq!([Pass::Forward, Pass::InputGradient(0)].map(ways), [2, 2], "{text}: pieces go the same way");
+        }
+        let found = run(&net, &strategy, plain(batch), 2);
+        assert_eq!(difference(&found, &one), None, "{text} on {ranks}");
     }
 }
 

@@ -17,7 +17,7 @@ use crate::prioritise::prioritise;
 use crate::program::*;
 use crate::reduce::{Reduction, SumOrder};
 use convoy_kernels::fast::{self, Fast};
-use convoy_kernels::{Geometry, Layout, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
+use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
 use convoy_net::{Axis, Error, Kind, LayerId, Network, Region, Shape};
 use convoy_split::{Rank, Strategy};
 use std::collections::HashMap;
@@ -302,11 +302,18 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Writes down one piece of a layer. What depends on parameters alone is the same for all pieces.
-    fn write_piece(&mut self, l: LayerId, number: usize, mut stages: Vec<Stage>, geometry: Geometry) {
-        stages.retain(|s| number == 0 || !s.reads.iter().all(|o| matches!(o, Operand::Parameter(_))));
+    /// Writes down one piece of a layer. What depends on parameters alone is the same for all pieces: the first that needs it makes it.
+    fn write_piece(&mut self, l: LayerId, number: usize, stages: Vec<Stage>, geometry: Geometry) {
+        let (subject, geometry) = (Subject::Layer(l), Arc::new(geometry));
+        let is_shared = |s: &Stage| s.reads.iter().all(|o| matches!(o, Operand::Parameter(_)));
+        let (mut shared, own): (Vec<Stage>, Vec<Stage>) = stages.into_iter().partition(is_shared);
+        shared.retain(|stage| {
+            let mut made = stage.makes.iter();
+            !made.any(|make| matches!(make, Make::Internal { number, .. } if self.found.contains_key(&What::Internal(subject, *number))))
+        });
+        self.stages(subject, shared, &geometry);
         self.piece = number;
-        self.stages(Subject::Layer(l), stages, &Arc::new(geometry));
+        self.stages(subject, own, &geometry);
         self.piece = 0;
     }
 

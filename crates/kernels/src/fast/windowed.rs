@@ -17,9 +17,9 @@ use crate::{BLOCK, Geometry, Kernel, Layout, Make, Mode, Operand, Pass, Stage, W
 use convoy_net::{Axis, Edge, Region, Shape};
 
 /// Numbers of what Winograd's passes make on their way, and of sums of subtrees of leaves: pass `Transform(n)` writes `Internal(n)`.
-pub(super) const FORWARD: usize = 1;
-const BACKWARD: usize = 2;
-pub(super) const GRADIENT: usize = 3;
+pub(super) const FORWARD: [usize; 2] = [1, 2];
+const BACKWARD: [usize; 2] = [3, 4];
+pub(super) const GRADIENT: usize = 5;
 
 /// A pass without Winograd's algorithm, as a kernel and what its stage says of it.
 pub trait Direct: Kernel {
@@ -178,7 +178,7 @@ impl Windowed {
             clamp: self.clamp(g),
             sums: self.wanted_sums(g),
             pairs: &self.pairs(g),
-            number: FORWARD,
+            numbers: FORWARD,
             last: Pass::Forward,
         }))
     }
@@ -204,7 +204,7 @@ impl Windowed {
             clamp: None,
             sums: None,
             pairs: &self.pairs(g),
-            number: BACKWARD,
+            numbers: BACKWARD,
             last: Pass::InputGradient(0),
         }))
     }
@@ -445,9 +445,9 @@ impl Fast for Windowed {
             Pass::Forward => self.winograd_forward(g, |c| c.prepare(pass)),
             Pass::WeightGradient(0) => self.winograd_gradient(g, |c| c.prepare(pass)),
             Pass::InputGradient(0) => self.winograd_backward(g, |c| c.prepare(pass)),
-            Pass::Transform(FORWARD) => self.winograd_forward(g, |c| c.prepare(pass)),
+            Pass::Transform(n) if FORWARD.contains(&n) => self.winograd_forward(g, |c| c.prepare(pass)),
             Pass::Transform(GRADIENT) => self.winograd_gradient(g, |c| c.prepare(pass)),
-            Pass::Transform(BACKWARD) => self.winograd_backward(g, |c| c.prepare(pass)),
+            Pass::Transform(n) if BACKWARD.contains(&n) => self.winograd_backward(g, |c| c.prepare(pass)),
             _ => None,
         };
         if let Some(kernel) = part.flatten() {

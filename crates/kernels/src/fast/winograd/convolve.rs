@@ -71,8 +71,9 @@ pub struct Convolution<'s> {
     pub sums: Option<Strips>,
     /// As the weights are stored.
     pub pairs: &'s Pairs,
-    /// Number of the pass before the last, and of the operand that it makes: weights in planes; if staged, the source.
-    pub number: usize,
+    /// Number of the pass before the last, and of the operand that it makes: weights in planes; if staged, the source. They are not the same,
+    /// for pieces of a layer share planes of weights.
+    pub numbers: [usize; 2],
     /// The pass that writes the target.
     pub last: Pass,
 }
@@ -92,6 +93,10 @@ impl Convolution<'_> {
         let tiles = Grid::new(self.tiled, self.size).len();
         let (weights, of_tile) = self.bytes();
         forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && tiles * of_tile <= STAGED_BYTES)
+    }
+
+    fn number(&self) -> usize {
+        self.numbers[usize::from(self.staged())]
     }
 
     /// Tiles that a fused pass takes at once.
@@ -129,7 +134,7 @@ impl Convolution<'_> {
     pub fn prepare(&self, pass: Pass) -> Option<Box<dyn Kernel>> {
         let new = || Convolve::new(self);
         let is_last = pass == self.last;
-        (is_last || pass == Pass::Transform(self.number)).then(|| -> Box<dyn Kernel> {
+        (is_last || pass == Pass::Transform(self.number())).then(|| -> Box<dyn Kernel> {
             match (self.staged(), is_last) {
                 (true, false) => Box::new(ToPlanes(new())),
                 (true, true) => Box::new(Panels(new())),
@@ -285,7 +290,7 @@ impl Convolve {
             size: spec.size,
             source: spec.source.0,
             target: spec.target.0,
-            number: spec.number,
+            number: spec.number(),
             last: spec.last,
             counts,
             bias: spec.bias,
