@@ -120,21 +120,22 @@ impl Run<'_> {
         }
     }
 
-    /// The most urgent message that has not come.
+    /// The most urgent message that has not come; if all have, the most urgent one that nobody takes.
     fn waiting(&self) -> Waiting {
-        let mut first = None;
+        let (mut first, mut first_send) = (None, None);
         let nothing_done: Result<bool, ()> = self.loaded.schedule.talk(|op| {
-            first.get_or_insert(op);
+            let is_send = matches!(self.loaded.program.ops[op].action, Action::Send { .. });
+            if is_send { &mut first_send } else { &mut first }.get_or_insert(op);
             Ok(false)
         });
         debug_assert_eq!(nothing_done, Ok(false));
-        match first.map(|op| (op, &self.loaded.program.ops[op].action)) {
+        match first.or(first_send).map(|op| (op, &self.loaded.program.ops[op].action)) {
             Some((op, Action::Receive { into, from, .. })) => {
                 let what = format!("{} bytes for {}", into.bytes.len(), self.consumer(op));
                 Waiting::new(self.communicator, from.0, what)
             }
-            Some((_, Action::Send { from, to, .. })) => {
-                let what = format!("that it takes {} bytes", from.bytes.len());
+            Some((op, Action::Send { from, to, .. })) => {
+                let what = format!("to take {} bytes of {}", from.bytes.len(), self.producer(op));
                 Waiting::new(self.communicator, to.0, what)
             }
             Some((op, Action::AllReduce { team, .. })) => {
@@ -159,6 +160,21 @@ impl Run<'_> {
             }
         }
         "the end of the step"
+    }
+
+    /// The computation that an op's operands come from: the last that it cannot start before.
+    fn producer(&self, op: usize) -> &str {
+        let ops = &self.loaded.program.ops;
+        let mut needed = vec![op];
+        for earlier in (0..op).rev() {
+            if needed.iter().any(|&later| ops[later].after.iter().any(|before| before.0 == earlier)) {
+                if matches!(ops[earlier].action, Action::Compute { .. } | Action::Update { .. }) {
+                    return &self.loaded.names[earlier];
+                }
+                needed.push(earlier);
+            }
+        }
+        "the beginning of the step"
     }
 
     fn fail(&self, error: Error) {

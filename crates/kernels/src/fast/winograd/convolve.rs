@@ -30,7 +30,7 @@ const HELD: usize = if cfg!(test) { 2 } else { 8 };
 const STAGED_LINES: usize = if cfg!(test) { 180 } else { 14400 };
 /// Tiles that a staged pass should have.
 const STAGED_TILES: usize = 8;
-/// Planes of source and target that a staged pass may keep. With 96 MiB instead of 64, alexnet's layers on 13 x 13 points and unet's with
+/// Planes of source and target that a staged pass may have. With 96 MiB instead of 64, alexnet's layers on 13 x 13 points and unet's with
 /// 256 channels on 64 x 64 took a sixth less time with vectors of 16 floats; with 256, others took half as long again.
 const STAGED_BYTES: usize = 96 << 20;
 /// Planes of the tiles that a fused pass takes at once are about as large as the weights, which pass through the same cache, or this. With
@@ -71,8 +71,8 @@ pub struct Convolution<'s> {
     pub sums: Option<Strips>,
     /// As the weights are stored.
     pub pairs: &'s Pairs,
-    /// Number of the pass before the last, and of the operand that it makes: weights in planes; if staged, the source. They are not the same,
-    /// for pieces of a layer share planes of weights.
+    /// Numbers that the pass before the last may have, and the operand that it makes: weights in planes; if staged, the source. Pieces of a layer
+    /// share planes of weights, and may be staged or not.
     pub numbers: [usize; 2],
     /// The pass that writes the target.
     pub last: Pass,
@@ -87,14 +87,15 @@ impl Convolution<'_> {
         }
     }
 
-    /// Whether each step is a stage of its own: always where tiles are too few for workers to have blocks of them; else where
-    /// weights are many and planes are not too large.
+    /// Whether workers have target blocks, and bring weights to planes: always where tiles are too few for workers to have blocks of them; else
+    /// where weights are many and planes are not too large.
     fn staged(&self) -> bool {
         let tiles = Grid::new(self.tiled, self.size).len();
         let (weights, of_tile) = self.bytes();
         forced().unwrap_or(tiles < 512 || weights > NEAR_WEIGHTS && tiles * of_tile <= STAGED_BYTES)
     }
 
+    /// Of the pass before the last.
     fn number(&self) -> usize {
         self.numbers[usize::from(self.staged())]
     }
@@ -203,7 +204,7 @@ struct Convolve {
     size: Size,
     source: Operand,
     target: Operand,
-    /// Of the stage before the last, and of what it makes.
+    /// That of the pass before the last and of what it makes.
     number: usize,
     last: Pass,
     /// Planes of source and target.
