@@ -8,7 +8,7 @@ use convoy_comm::{BY_LIBRARY, Communicator, Summand, Wait, Waiting};
 use convoy_kernels::fast::{fold, region};
 use convoy_kernels::{Layout, Moment, Operands, Slot};
 use convoy_net::{Axis, Region};
-use convoy_program::{Action, BufferId, Number, Part};
+use convoy_program::{Action, BufferId, Number, Part, TILE_BYTES};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -333,7 +333,7 @@ impl Run<'_> {
     /// A piece of a sum over ranks, in tree order.
     fn combine<T: Copy + Default + std::ops::AddAssign>(&self, parts: &[Option<Part>], into: &Part, tile: usize) {
         const PIECE: usize = 256;
-        let per_tile = (1 << 16) / size_of::<T>();
+        let per_tile = TILE_BYTES / size_of::<T>();
         let count = into.bytes.len() / size_of::<T>();
         let target = self.part(into).data as *mut T;
         let mut levels = [[T::default(); PIECE]; 16];

@@ -35,7 +35,7 @@ pub use memory::MemoryPlan;
 pub use norm::{NormOver, TOLD};
 pub use prioritise::longest_paths;
 pub use program::{
-    Access, Action, Buffer, BufferId, Home, KeptAt, Number, Op, OpId, Part, Program, Purpose, Shard, Subject, What,
-    layer_of,
+    Access, Action, Buffer, BufferId, Home, KeptAt, Number, Op, OpId, Part, Program, Purpose, Shard, Subject,
+    TILE_BYTES, What, layer_of,
 };
 pub use reduce::SumOrder;

@@ -17,7 +17,7 @@ use crate::prioritise::prioritise;
 use crate::program::*;
 use crate::reduce::{Reduction, SumOrder};
 use convoy_kernels::fast::{self, Fast};
-use convoy_kernels::{Geometry, Layout, Make, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
+use convoy_kernels::{Geometry, Layout, Mode, Operand, Pass, Stage, Tensor, Update, Winograd, Work};
 use convoy_net::{Axis, Error, Kind, LayerId, Network, Region, Shape};
 use convoy_split::{Rank, Strategy};
 use std::collections::HashMap;
@@ -307,10 +307,9 @@ impl<'a> Builder<'a> {
         let (subject, geometry) = (Subject::Layer(l), Arc::new(geometry));
         let is_shared = |s: &Stage| s.reads.iter().all(|o| matches!(o, Operand::Parameter(_)));
         let (mut shared, own): (Vec<Stage>, Vec<Stage>) = stages.into_iter().partition(is_shared);
-        shared.retain(|stage| {
-            let mut made = stage.makes.iter();
-            !made.any(|make| matches!(make, Make::Internal { number, .. } if self.found.contains_key(&What::Internal(subject, *number))))
-        });
+        let is_made =
+            |o: &Operand| matches!(o, Operand::Internal(k) if self.found.contains_key(&What::Internal(subject, *k)));
+        shared.retain(|stage| !stage.writes.iter().any(is_made));
         self.stages(subject, shared, &geometry);
         self.piece = number;
         self.stages(subject, own, &geometry);
@@ -583,9 +582,6 @@ fn seconds(work: &Work) -> f64 {
 fn memory_seconds(bytes: usize) -> f64 {
     seconds(&Work { flops: 0.0, bytes: bytes as f64 })
 }
-
-/// Bytes that a tile of an op that moves memory should touch: so many take some microseconds, taking a tile about one.
-const TILE_BYTES: usize = 1 << 16;
 
 /// Tiles of whole samples.
 fn sample_tiles(region: &Region, bytes: usize) -> usize {

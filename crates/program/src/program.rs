@@ -236,6 +236,9 @@ pub struct Access {
     pub writes: bool,
 }
 
+/// Bytes that a tile of an op that moves memory touches, about: so many take some microseconds, taking a tile about one.
+pub const TILE_BYTES: usize = 1 << 16;
+
 /// One entry of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Op {

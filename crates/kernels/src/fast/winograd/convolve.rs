@@ -30,7 +30,7 @@ const HELD: usize = if cfg!(test) { 2 } else { 8 };
 const STAGED_LINES: usize = if cfg!(test) { 180 } else { 14400 };
 /// Tiles that a staged pass should have.
 const STAGED_TILES: usize = 8;
-/// Planes of source and target that a staged pass may have. With 96 MiB instead of 64, alexnet's layers on 13 x 13 points and unet's with
+/// Planes of source and target, as if all of both were kept, up to which a pass is staged. With 96 MiB instead of 64, alexnet's layers on 13 x 13 points and unet's with
 /// 256 channels on 64 x 64 took a sixth less time with vectors of 16 floats; with 256, others took half as long again.
 const STAGED_BYTES: usize = 96 << 20;
 /// Planes of the tiles that a fused pass takes at once are about as large as the weights, which pass through the same cache, or this. With
